@@ -1,0 +1,164 @@
+"""Capacities of all size symbols and value ranges of all integer tensors, in one walk: each needs the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import sympy
+import torch
+from torch.fx import Node
+from torch.utils._pytree import tree_leaves
+
+from zgcompile.ir.bounded import as_size
+from zgcompile.ir.envelope import Envelope
+from zgcompile.ir.program import RoundTrip, StepProgram
+from zgcompile.ir.source import user_line_from_stack_trace
+from zgcompile.ir.spans import INT64_HIGH, Span, span_of
+from zgcompile.passes.rules.spans import SizeBounds, transfer
+
+aten = torch.ops.aten
+# What stands in the compiled step for an op that makes the host wait in eager.
+REPLACEMENTS = {
+    aten._local_scalar_dense.default: ("item", "a count in the metadata buffer"),
+    aten.nonzero.default: ("nonzero", "zgcompile::compact"),
+    aten.index.Tensor: ("mask index", "zgcompile::compact"),
+    aten.masked_select.default: ("masked_select", "zgcompile::compact"),
+    aten._unique2.default: ("unique", "zgcompile::unique"),
+    aten.unique_dim.default: ("unique", "sorted unique at cap"),
+    aten.unique_consecutive.default: ("unique_consecutive", "sorted unique at cap"),
+    aten.repeat_interleave.Tensor: ("repeat_interleave", "zgcompile::repeat_interleave"),
+    aten.bincount.default: ("bincount", "scatter into a static bound"),
+}
+LARGEST_BITMAP = 2**31  # ids: a bitmap of 256 MiB
+
+
+@dataclass
+class Observed:
+    """What exact runs have seen: the largest count of each symbol, and the least and largest id that entered a `unique`."""
+
+    counts: dict[sympy.Symbol, int] = field(default_factory=dict)
+    ids: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def note(self, counts: Mapping[sympy.Symbol, int], ids: Mapping[str, tuple[int, int]]) -> None:
+        for symbol, count in counts.items():
+            self.counts[symbol] = max(count, self.counts.get(symbol, 0))
+        for name, (low, high) in ids.items():
+            past = self.ids.get(name, (low, high))
+            self.ids[name] = (min(low, past[0]), max(high, past[1]))
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """`caps` of the symbols that are sizes; `ids`: unique node -> N where its ids are taken to lie in [0, N), checked on the device."""
+
+    caps: dict[sympy.Symbol, int]
+    ids: dict[str, int]
+    names: dict[sympy.Symbol, str]
+
+
+def infer_bounds(program: StepProgram, observed: Observed, envelope: Envelope, tables: Mapping[int, Span]) -> Bounds:
+    """Notes `meta["span"]` on every node; `tables` gives the value range of the integer lifted inputs that the step never writes."""
+    sizes = used_as_size(program)
+    caps: dict[sympy.Symbol, int] = {}
+    names: dict[sympy.Symbol, str] = {}
+    ids: dict[str, int] = {}
+    bounds = SizeBounds(program.shape_env, caps)
+    placeholders = program.placeholders
+    for index, span in tables.items():
+        placeholders[program.first_lifted() + index].meta["span"] = span
+    program.round_trips = []
+    for node in program.fx_graph.graph.nodes:
+        if node.op == "call_function":
+            for symbol in node.meta.get("unbacked_bindings") or {}:
+                where = user_line_from_stack_trace(node.meta.get("stack_trace") or "")
+                names[symbol] = _unused_name(f"{where or node.name}", names)
+                _record_round_trip(program, node, symbol)
+                if symbol in sizes:
+                    caps[symbol] = _capacity(node, symbol, bounds, observed, envelope)
+            transfer(node, bounds)
+            if node.target is aten._unique2.default:
+                bound = _id_bound(node, program, observed)
+                if bound is not None:
+                    ids[node.name] = bound
+    for a, b in program.equalities:
+        if a in caps and b in caps:
+            caps[a] = caps[b] = max(caps[a], caps[b])
+    return Bounds(caps, ids, names)
+
+
+def _unused_name(name: str, names: Mapping[sympy.Symbol, str]) -> str:
+    """The user's line; a line that makes several sizes (a sampler called per hop) numbers them."""
+    taken = sum(other == name or other.startswith(f"{name} #") for other in names.values())
+    return f"{name} #{taken + 1}" if taken else name
+
+
+def used_as_size(program: StepProgram) -> set[sympy.Symbol]:
+    """Symbols that occur in the shape of some tensor."""
+    found: set[sympy.Symbol] = set()
+    for node in program.fx_graph.graph.nodes:
+        for value in tree_leaves(node.meta.get("val")):
+            if isinstance(value, torch.Tensor):
+                for size in value.shape:
+                    expr = as_size(size)
+                    if not isinstance(expr, int):
+                        found |= expr.free_symbols | program.shape_env.replace(expr).free_symbols
+    return found
+
+
+def _capacity(node: Node, symbol: sympy.Symbol, bounds: SizeBounds, observed: Observed, envelope: Envelope) -> int:
+    override = envelope.override(user_line_from_stack_trace(node.meta.get("stack_trace") or ""))
+    if override is not None:
+        return override
+    seen = observed.counts.get(symbol, 0)
+    if "dynamic_rows" in str(node.target):
+        return max(seen, 1)  # the length of an argument is the user's own choice: it needs no headroom
+    return envelope.fitted(seen, provable(node, bounds))
+
+
+def provable(node: Node, bounds: SizeBounds) -> int | None:
+    """An upper bound of the size born at `node` that holds for every batch, or None."""
+    target = node.target
+    if target in (aten.nonzero.default, aten.masked_select.default):
+        return bounds.numel(node.args[-1])  # type: ignore[arg-type]
+    if target is aten.index.Tensor:
+        masks = [i for i in node.args[1] if isinstance(i, Node)]  # type: ignore[union-attr]
+        return bounds.numel(masks[0]) if len(masks) == 1 else None
+    if target in (aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default):
+        span = span_of(node.args[0])
+        limit = bounds.numel(node.args[0])  # type: ignore[arg-type]
+        return min(limit, span.high) if span.low >= 0 and span.high < INT64_HIGH else limit
+    if target is aten.repeat_interleave.Tensor:
+        span = span_of(node.args[0])
+        return bounds.numel(node.args[0]) * max(span.high - 1, 0) if span.high < 2**40 else None  # type: ignore[arg-type]
+    if target is aten._local_scalar_dense.default:
+        span = span_of(node.args[0])
+        return max(span.high - 1, 0) if span.high < 2**40 else None
+    if target is aten.slice.Tensor:
+        dim = node.args[1] if len(node.args) > 1 else 0
+        return bounds.cap(node.args[0].meta["val"].shape[dim])  # type: ignore[union-attr]
+    return None
+
+
+def _id_bound(node: Node, program: StepProgram, observed: Observed) -> int | None:
+    """Provable, or the smallest length of a table that covers every id seen (the number of nodes, as a rule)."""
+    span = span_of(node.args[0])
+    if span.low >= 0 and span.high <= LARGEST_BITMAP:
+        return span.high
+    low, high = observed.ids.get(node.name, (-1, -1))
+    if low < 0:
+        return None
+    lifted = program.placeholders[program.first_lifted() :]
+    lengths = sorted(int(p.meta["val"].shape[0]) for p in lifted if p.meta["val"].dim())
+    bound = next((n for n in lengths if n > high), None)
+    bound = bound if bound is not None else 2 ** (high + 1).bit_length()
+    return bound if bound <= LARGEST_BITMAP else None
+
+
+def _record_round_trip(program: StepProgram, node: Node, symbol: sympy.Symbol) -> None:
+    found = REPLACEMENTS.get(node.target)
+    if found is not None and not (node.target is aten.repeat_interleave.Tensor and node.kwargs.get("output_size") is not None):
+        where = user_line_from_stack_trace(node.meta.get("stack_trace") or "")
+        program.round_trips.append(RoundTrip(where, found[0], str(symbol), found[1]))
+
+

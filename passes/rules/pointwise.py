@@ -1,0 +1,124 @@
+"""Elementwise ops: pads stay pads. Scalars that are symbols are data and come from the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils._pytree import tree_leaves, tree_map
+
+from zgcompile.ir.bounded import Bounded, Number, Pad, Size
+from zgcompile.passes.rules.context import Context
+from zgcompile.passes.rules.table import rule
+
+aten = torch.ops.aten
+SYMBOLIC = (Bounded, Size, Number)
+ZERO_PRESERVING = {
+    aten.neg.default, aten.relu.default, aten.abs.default, aten.sqrt.default, aten._to_copy.default, aten.clone.default,
+    aten.tanh.default, aten.sin.default, aten.sign.default, aten.expm1.default, aten.log1p.default,
+}  # fmt: skip
+
+
+def pointwise(context: Context, node: Node, *args: Any, **kwargs: Any) -> Any:
+    """Any op tagged `torch.Tag.pointwise`."""
+    values = tree_map(lambda v: _value(context, node, v), (args, kwargs), is_leaf=lambda v: isinstance(v, SYMBOLIC))
+    operands, options = values
+    target = node.target
+    if _has_symbolic_scalar((args, kwargs)):
+        special = SCALED.get(target)
+        if special is not None:
+            return special(*operands, **options)
+        if any(isinstance(a, (Size, Number)) for a in args):
+            target = target.overloadpacket  # type: ignore[union-attr]
+    result = target(*operands, **options)  # type: ignore[operator]
+    if target in ZERO_PRESERVING and isinstance(args[0], Bounded) and args[0].pad is Pad.ZERO:
+        return result, Pad.ZERO
+    return result
+
+
+def _value(context: Context, node: Node, value: Any) -> Any:
+    if isinstance(value, Bounded):
+        return value.data
+    if isinstance(value, Number):
+        out = next((v for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)), None)
+        # A Python float takes part in the dtype of the tensors; a 0-d float64 tensor must not widen it.
+        return value.value.to(out.dtype) if out is not None and out.is_floating_point() else value.value
+    if isinstance(value, Size):
+        count = context.count_tensor(value)
+        out = next((v for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)), None)
+        return count.to(out.dtype) if out is not None and out.is_floating_point() else count
+    return value
+
+
+def _has_symbolic_scalar(tree: Any) -> bool:
+    return any(isinstance(v, (Size, Number)) for v in tree_leaves(tree, is_leaf=lambda v: isinstance(v, SYMBOLIC)))
+
+
+def _add(a: Any, b: Any, alpha: Any = 1) -> Any:
+    return torch.add(a, b * alpha)
+
+
+def _sub(a: Any, b: Any, alpha: Any = 1) -> Any:
+    return torch.sub(a, b * alpha)
+
+
+def _rsub(a: Any, b: Any, alpha: Any = 1) -> Any:
+    return torch.sub(b, a * alpha)
+
+
+def _addcmul(a: Any, b: Any, c: Any, *, value: Any = 1) -> Any:
+    return a + value * b * c
+
+
+def _addcdiv(a: Any, b: Any, c: Any, *, value: Any = 1) -> Any:
+    return a + value * (b / c)
+
+
+def _lerp(a: Any, b: Any, weight: Any) -> Any:
+    return torch.lerp(a, b, weight if isinstance(weight, torch.Tensor) else torch.full_like(a, weight))
+
+
+def _clamp(a: Any, low: Any = None, high: Any = None) -> Any:
+    a = a if low is None else torch.maximum(a, torch.as_tensor(low, dtype=a.dtype, device=a.device))
+    return a if high is None else torch.minimum(a, torch.as_tensor(high, dtype=a.dtype, device=a.device))
+
+
+# Ops whose schema takes a plain number where the lowered step has a 0-d tensor.
+SCALED = {
+    aten.add.Tensor: _add,
+    aten.add.Scalar: _add,
+    aten.sub.Tensor: _sub,
+    aten.sub.Scalar: _sub,
+    aten.rsub.Scalar: _rsub,
+    aten.rsub.Tensor: _rsub,
+    aten.addcmul.default: _addcmul,
+    aten.addcdiv.default: _addcdiv,
+    aten.lerp.Scalar: _lerp,
+    aten.clamp.default: _clamp,
+    aten.clamp_min.default: _clamp,
+    aten.clamp_max.default: lambda a, high: _clamp(a, None, high),
+}
+
+
+@rule(
+    "add.Tensor", "add.Scalar", "sub.Tensor", "rsub.Scalar", "rsub.Tensor", "mul.Tensor", "mul.Scalar", "div.Tensor", "div.Scalar",
+    "div.Tensor_mode", "_to_copy.default", "clone.default", "alias.default", "detach.default", "lift_fresh_copy.default",
+    "ones_like.default", "zeros_like.default", "full_like.default", "empty_like.default", "native_dropout_backward.default",
+    "masked_fill.Scalar", "masked_fill.Tensor", "where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar",
+    "threshold_backward.default", "addcmul.default", "addcdiv.default", "lerp.Scalar", "lerp.Tensor",
+    "leaky_relu_backward.default", "elu_backward.default", "gelu_backward.default", "sigmoid_backward.default", "tanh_backward.default",
+    "silu_backward.default", "softplus_backward.default", "hardtanh_backward.default", "log_sigmoid_forward.default",
+    "log_sigmoid_backward.default", "fill.Scalar", "fill.Tensor",
+)  # fmt: skip
+def elementwise(context: Context, node: Node, *args: Any, **kwargs: Any) -> Any:
+    """As `pointwise`, for overloads that some torch releases do not tag."""
+    return pointwise(context, node, *args, **kwargs)
+
+
+@rule("copy.default")
+def copy(context: Context, node: Node, target: Any, source: Any, non_blocking: bool = False) -> Any:
+    """`target` with the values of `source`, cast and broadcast."""
+    del non_blocking
+    data = context.raw(target)
+    return context.raw(source).to(data.dtype).expand(data.shape).clone()

@@ -1,0 +1,62 @@
+"""The rule table: ATen overload -> rule. One rule an overload; an op without one is a compile error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from zgcompile.errors import InternalError
+
+Rule = Callable[..., Any]
+RULES: dict[Any, Rule] = {}
+MODULES = (
+    "binders", "contraction", "draws", "indexing", "joining", "losses", "pointwise", "reductions", "rowwise", "scatter", "shaping", "sorting",
+)  # fmt: skip
+
+
+def rule(*ops: str) -> Callable[[Rule], Rule]:
+    """Registers a rule for ATen overloads given as "name.overload" (or "namespace::name.overload").
+
+    A rule takes `(context, node, *args, **kwargs)` with the FX node's arguments as Bounded, Tensor, Size, Number or plain values,
+    and returns the data of the result at cap, or `(data, Pad)`; for a tuple of results, a tuple of these.
+    An overload that this torch lacks is skipped.
+    """
+
+    def register(function: Rule) -> Rule:
+        for op in ops:
+            for overload in _overloads(op):
+                if overload in RULES:
+                    raise InternalError(f"two rules for {overload}")
+                RULES[overload] = function
+        return function
+
+    return register
+
+
+def _overloads(op: str) -> Iterator[Any]:
+    namespace, _, name = op.rpartition("::")
+    packet, _, overload = name.partition(".")
+    found = getattr(getattr(torch.ops, namespace or "aten"), packet, None)
+    if found is not None and hasattr(found, overload or "default"):
+        yield getattr(found, overload or "default")
+
+
+def load_rules() -> dict[Any, Rule]:
+    """The whole table."""
+    for module in MODULES:
+        import_module(f"zgcompile.passes.rules.{module}")
+    return RULES
+
+
+def find_rule(op: Any) -> Rule | None:
+    """The rule of an op: its own, or the pointwise default where ATen tags the op so."""
+    table = load_rules()
+    found = table.get(op)
+    if found is None and torch.Tag.pointwise in getattr(op, "tags", ()):
+        from zgcompile.passes.rules.pointwise import pointwise
+
+        return pointwise
+    return found

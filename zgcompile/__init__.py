@@ -1,0 +1,11 @@
+"""zgcompile: a sampled GNN training step, as its user wrote it, replayed as one CUDA Graph."""
+
+from zgcompile import kernels as _kernels  # registers the ops
+from zgcompile.errors import ZgError
+from zgcompile.frontend.compiled_step import CompiledStep, compile
+from zgcompile.frontend.stats import Stats
+from zgcompile.ir.envelope import Envelope
+
+__all__ = ["CompiledStep", "Envelope", "Stats", "ZgError", "compile"]
+__version__ = "0.1.0"
+del _kernels

@@ -1,0 +1,105 @@
+"""The replayed step on a GPU: one CUDA Graph, one launch a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from zgcompile.backend.inductor import compile_with_inductor
+from zgcompile.backend.replay import Launch, Replay, Replayed, own_ops
+from zgcompile.ir.lowered import LoweredStep, NumberOutput, TensorOutput
+
+WARM_UP_RUNS = 2
+WORDS_PER_SCALAR = 2  # 16 bytes: Inductor copies inputs that are less aligned, at every launch
+
+
+class CudaGraphReplay(Replay):
+    """A lowered step captured as a CUDA Graph.
+
+    The launch block (key, lengths, hyperparameters) goes up by a copy node from pinned memory, the metadata buffer comes down by
+    another, and one kernel packs the returned tensors; so a call is: copy the arguments, launch, wait for the metadata, clone the pack.
+    Warm-up and capture leave no trace in the user's state: it is saved and put back.
+    """
+
+    def __init__(self, lowered: LoweredStep, lifted: Sequence[torch.Tensor], device: torch.device, lowering: str = "inductor") -> None:
+        super().__init__(lowered, lifted, device)
+        self.scalars = 1 + lowered.lengths
+        words = WORDS_PER_SCALAR * self.scalars + lowered.hypers
+        self.host_block = torch.zeros(words, dtype=torch.int64, pin_memory=True)
+        self._host_ints = self.host_block.numpy()
+        self._host_floats = self._host_ints.view("float64")
+        self.block = torch.zeros(words, dtype=torch.int64, device=device)
+        self.host_metadata = torch.zeros(max(lowered.layout.size, 1), dtype=torch.int64, pin_memory=True)
+        self._metadata_view = self.host_metadata.numpy()
+        self.done = torch.cuda.Event()
+        inputs = self._inputs()
+        self.function: Callable[..., list[torch.Tensor]] = lowered.fx_graph
+        if lowering == "inductor":
+            self.function = compile_with_inductor(lowered.fx_graph, inputs)
+        self.graph = torch.cuda.CUDAGraph()
+        self._capture(inputs)
+
+    def _inputs(self) -> list[torch.Tensor]:
+        scalars = [self.block[WORDS_PER_SCALAR * i] for i in range(self.scalars)]
+        hypers = self.block[WORDS_PER_SCALAR * self.scalars :].view(torch.float64)
+        return [*scalars, *self.buffers, hypers, *self.lifted, *self.gradients]
+
+    def _capture(self, inputs: list[torch.Tensor]) -> None:
+        written = [*(self.lifted[i] for i in self.lowered.written_lifted()), *self.gradients]
+        saved = [t.clone() for t in written]
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        try:
+            with torch.no_grad(), torch.cuda.stream(stream):
+                for _ in range(WARM_UP_RUNS):
+                    self.function(*inputs)
+            torch.cuda.synchronize(self.device)
+            with torch.no_grad(), torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+                self.block.copy_(self.host_block, non_blocking=True)
+                metadata, *tensors = self.function(*inputs)
+                if self.lowered.layout.size:
+                    self.host_metadata[: self.lowered.layout.size].copy_(metadata, non_blocking=True)
+                self.tensors = tensors
+                self.pack = self._packed(tensors)
+        finally:
+            torch.cuda.synchronize(self.device)
+            with torch.no_grad():
+                for tensor, value in zip(written, saved, strict=True):
+                    tensor.copy_(value)
+            torch.cuda.synchronize(self.device)
+
+    def _packed(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """The bytes of the returned tensors, widest dtype first so that each piece stays aligned, in one buffer."""
+        wanted = {o.position - 1 for o in self.lowered.outputs if isinstance(o, (TensorOutput, NumberOutput))}
+        self._pieces: list[tuple[int, torch.dtype, tuple[int, ...], int, int]] = []
+        order = sorted(wanted, key=lambda i: -tensors[i].element_size())
+        flat, offset = [], 0
+        for i in order:
+            tensor = tensors[i]
+            size = tensor.numel() * tensor.element_size()
+            self._pieces.append((i, tensor.dtype, tuple(tensor.shape), offset, size))
+            if size:
+                flat.append(tensor.contiguous().reshape(-1).view(torch.uint8))
+            offset += size
+        return torch.cat(flat) if flat else None
+
+    def run(self, launch: Launch) -> Replayed:
+        for i, value in enumerate((launch.key, *launch.lengths)):
+            self._host_ints[WORDS_PER_SCALAR * i] = value
+        for i, value in enumerate(launch.hypers, WORDS_PER_SCALAR * self.scalars):
+            self._host_floats[i] = value
+        self.fill(launch)
+        self.graph.replay()
+        self.done.record()
+        self.done.synchronize()
+        metadata = self._metadata_view[: self.lowered.layout.size].tolist()
+        tensors: list[torch.Tensor] = [torch.empty(0)] * len(self.tensors)
+        if self.pack is not None:
+            pack = self.pack.clone()
+            for i, dtype, shape, offset, size in self._pieces:
+                tensors[i] = pack[offset : offset + size].view(dtype).view(shape)
+        return Replayed(metadata, tensors)
+
+    def kernel_plan(self) -> dict[str, int]:
+        return own_ops(self.lowered)

@@ -1,0 +1,104 @@
+"""Numbers that a replayed step returns before their value is on the host: they wait only when read."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class DeferredNumber(numbers.Real):
+    """What `float(loss)` or `x.item()` returned from a compiled step becomes: reads its 0-d tensor at first use, and only then.
+
+    Works in arithmetic, comparison, `float`, `int`, `format`, `round`, as an index (integers), with numpy and `json`-style encoders
+    that accept `float(x)`. `read` is called at the first read (statistics).
+    """
+
+    __slots__ = ("_is_int", "_on_read", "_tensor", "_value")
+
+    def __init__(self, tensor: torch.Tensor, is_int: bool = False, on_read: Callable[[], None] | None = None) -> None:
+        self._tensor: torch.Tensor | None = tensor
+        self._is_int, self._on_read = is_int, on_read
+        self._value: int | float = 0
+
+    @property
+    def value(self) -> int | float:
+        if self._tensor is not None:
+            self._value = int(self._tensor.item()) if self._is_int else float(self._tensor.item())
+            self._tensor = None
+            if self._on_read is not None:
+                self._on_read()
+        return self._value
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __index__(self) -> int:
+        if not self._is_int:
+            raise TypeError("a deferred float cannot be used as an index")
+        return int(self.value)
+
+    def __trunc__(self) -> int:
+        return int(self.value)
+
+    def __floor__(self) -> int:
+        return int(self.value // 1)
+
+    def __ceil__(self) -> int:
+        return -int(-self.value // 1)
+
+    def __round__(self, ndigits: int | None = None) -> Any:
+        return round(self.value, ndigits) if ndigits is not None else round(self.value)
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        import numpy as np
+
+        del copy
+        return np.asarray(self.value, dtype=dtype)
+
+    def __neg__(self) -> Any:
+        return -self.value
+
+    def __pos__(self) -> Any:
+        return self.value
+
+    def __abs__(self) -> Any:
+        return abs(self.value)
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, DeferredNumber) else value
+
+
+def _binary(op: Callable[[Any, Any], Any], swapped: bool) -> Callable[[DeferredNumber, Any], Any]:
+    def method(self: DeferredNumber, other: Any) -> Any:
+        left, right = (_plain(other), self.value) if swapped else (self.value, _plain(other))
+        return op(left, right)
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    setattr(DeferredNumber, f"__{_name}__", _binary(getattr(operator, _name), False))
+    setattr(DeferredNumber, f"__r{_name}__", _binary(getattr(operator, _name), True))
+for _name in ("eq", "lt", "le", "gt", "ge"):
+    setattr(DeferredNumber, f"__{_name}__", _binary(getattr(operator, _name), False))
+DeferredNumber.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]

@@ -1,0 +1,70 @@
+"""Runs the dynamic FX graph at exact sizes: warm-up steps, overflow re-runs, and the measuring of counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Interpreter, Node
+from torch.utils._pytree import key_get
+
+from zgcompile.ir.program import Condition, StepProgram
+from zgcompile.ir.sizes import evaluate
+
+UNIQUE = (torch.ops.aten._unique2.default,)
+
+
+class ConditionFailed(Exception):
+    """A comparison that the trace decided came out otherwise, so the dynamic FX graph is not the user's step for this batch."""
+
+    def __init__(self, condition: Condition) -> None:
+        super().__init__(str(condition.expr))
+        self.condition = condition
+
+
+@dataclass
+class ExactRun:
+    """`outputs` as the program lists them; the count of each size symbol; least and largest id of each `unique`."""
+
+    outputs: list[Any]
+    counts: dict[sympy.Symbol, int] = field(default_factory=dict)
+    ids: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+class _Exact(Interpreter):
+    def __init__(self, program: StepProgram) -> None:
+        super().__init__(program.fx_graph)
+        self.counts: dict[sympy.Symbol, int] = {}
+        self.ids: dict[str, tuple[int, int]] = {}
+
+    def run_node(self, n: Node) -> Any:
+        if n.target in UNIQUE:
+            ids = self.env[n.args[0]]  # type: ignore[index]
+            if ids.numel() and not ids.dtype.is_floating_point and ids.dtype != torch.bool:
+                low, high = torch.aminmax(ids)
+                self.ids[n.name] = (int(low), int(high))
+        result = super().run_node(n)
+        for symbol, path in (n.meta.get("unbacked_bindings") or {}).items():
+            value = key_get(result, path) if path else result
+            if isinstance(value, (int, float)) and symbol.is_integer:
+                self.counts[symbol] = int(value)
+        return result
+
+
+def run_exact(program: StepProgram, inputs: Sequence[Any]) -> ExactRun:
+    """Run once, writing nothing: the caller stores the new state when all is well.
+
+    Raises:
+        ConditionFailed: the trace does not hold for this batch; nothing was written.
+    """
+    interpreter = _Exact(program)
+    with torch.no_grad():
+        outputs = interpreter.run(*inputs, enable_io_processing=False)
+    for condition in program.conditions:
+        expr = program.shape_env.replace(condition.expr)
+        if bool(evaluate(expr, interpreter.counts.__getitem__, {})) != condition.value:
+            raise ConditionFailed(condition)
+    return ExactRun(list(outputs), interpreter.counts, interpreter.ids)

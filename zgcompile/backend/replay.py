@@ -1,0 +1,98 @@
+"""One way to run a lowered step: fill the static buffers, run, read the metadata buffer, hand out fresh results."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from zgcompile.ir.lowered import LoweredStep
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What differs from call to call: the step key, the true lengths, the argument tensors, the hyperparameters."""
+
+    key: int
+    lengths: Sequence[int]
+    arguments: Sequence[torch.Tensor]
+    hypers: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """`metadata` as the layout says; `tensors`: the returned tensors at cap, fresh for this call."""
+
+    metadata: list[int]
+    tensors: list[torch.Tensor]
+
+
+class Replay(ABC):
+    """A lowered step bound to the user's own state tensors. `gradients` are the buffers that `p.grad` points to after a step."""
+
+    def __init__(self, lowered: LoweredStep, lifted: Sequence[torch.Tensor], device: torch.device) -> None:
+        self.lowered, self.device = lowered, device
+        self.lifted = [t.detach() for t in lifted]
+        self.addresses = [t.data_ptr() for t in self.lifted]
+        self.gradients = [_zeros(like) for like in lowered.gradient_inputs]
+        self.buffers = [_zeros(like) for like in lowered.argument_inputs]
+
+    def fits(self, launch: Launch) -> bool:
+        """Every argument fits into its buffer."""
+        return all(
+            cap is None or tensor.shape[0] <= cap
+            for cap, tensor in zip(self.lowered.argument_caps, launch.arguments, strict=True)
+        )
+
+    def fill(self, launch: Launch) -> None:
+        """Copy the arguments into the static buffers; rows beyond keep whatever they held."""
+        for buffer, tensor in zip(self.buffers, launch.arguments, strict=True):
+            if buffer.dim():
+                buffer[: tensor.shape[0]].copy_(tensor, non_blocking=True)
+            else:
+                buffer.copy_(tensor, non_blocking=True)
+
+    def memory(self) -> int:
+        """Bytes of the static buffers that this replay holds."""
+        return sum(t.numel() * t.element_size() for t in (*self.buffers, *self.gradients))
+
+    @abstractmethod
+    def run(self, launch: Launch) -> Replayed: ...
+
+    @abstractmethod
+    def kernel_plan(self) -> dict[str, int]:
+        """Own ops of the lowered FX graph -> calls in one step."""
+
+
+def _zeros(like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+
+
+def own_ops(lowered: LoweredStep) -> dict[str, int]:
+    """How often the lowered FX graph calls each `zgcompile::` op."""
+    found: dict[str, int] = {}
+    for node in lowered.fx_graph.graph.nodes:
+        name = str(node.target)
+        if node.op == "call_function" and name.startswith("zgcompile."):
+            op = name.split(".")[1]
+            found[op] = found.get(op, 0) + 1
+    return found
+
+
+class ReferenceReplay(Replay):
+    """Runs the lowered FX graph op by op through each op's torch reference: the path without a GPU, and `lowering="aten"` without capture."""
+
+    def run(self, launch: Launch) -> Replayed:
+        self.fill(launch)
+        scalars = [torch.tensor(v, dtype=torch.int64, device=self.device) for v in (launch.key, *launch.lengths)]
+        hypers = torch.tensor(list(launch.hypers), dtype=torch.float64, device=self.device)
+        with torch.no_grad():
+            metadata, *tensors = self.lowered.fx_graph(*scalars, *self.buffers, hypers, *self.lifted, *self.gradients)
+        held = {t.untyped_storage().data_ptr() for t in (*self.buffers, *self.lifted, *self.gradients)}
+        fresh = [t.clone() if t.untyped_storage().data_ptr() in held else t for t in tensors]
+        return Replayed(metadata.tolist(), fresh)
+
+    def kernel_plan(self) -> dict[str, int]:
+        return own_ops(self.lowered)

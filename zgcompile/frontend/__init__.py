@@ -1,0 +1,1 @@
+"""From the user's Python function to one FX graph."""

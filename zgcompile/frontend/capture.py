@@ -1,0 +1,215 @@
+"""From a user's function and the arguments of one call to a `StepProgram`, with the Python state as it was before (design 3)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from zgcompile.errors import CaptureRefused, PythonStateChanged
+from zgcompile.frontend.arguments import Arguments, argument_name
+from zgcompile.frontend.discovery import Discovery, discover
+from zgcompile.frontend.functionalise import functionalise
+from zgcompile.frontend.private_copy import PrivateCopies, PrivateCopy, private_copy, private_modules
+from zgcompile.frontend.python_state import Change, HostRandom, PythonSnapshot, hyperparameters
+from zgcompile.frontend.refusal import refusals
+from zgcompile.frontend.shape_env import EnvelopeShapeEnv
+from zgcompile.frontend.state_tensors import host_state_to, put_back
+from zgcompile.frontend.symbolic_builtins import OVERRIDES
+from zgcompile.frontend.trace import TraceRequest, compare_traces, trace
+from zgcompile.ir.program import ArgumentInput, StepProgram
+from zgcompile.ir.source import code_line
+
+FIRST_ROWS, SECOND_ROWS = 48, 80  # of the fake argument buffers in the two traces
+
+
+@dataclass
+class Captured:
+    """A traced step. `first_step_differs`: the next step creates state, so it has to be the user's own function."""
+
+    program: StepProgram
+    found: Discovery
+    roots: list[Any]
+    groups: list[int | None]
+    device: torch.device
+    hypers: list[Any]
+
+
+def capture(
+    fn: Callable[..., Any],
+    arguments: Arguments,
+    groups: Sequence[int | None],
+    modules: Sequence[torch.nn.Module] | None = None,
+    optimizers: Sequence[torch.optim.Optimizer] | None = None,
+) -> Captured:
+    """Discover, trace twice, compare, functionalise. Nothing of the user's is changed, whether this succeeds or raises.
+
+    Raises:
+        CaptureRefused: the step cannot be one FX graph; PythonStateChanged: it changes Python state. Both name the user's line.
+    """
+    device = step_device(fn, arguments)
+    session = _Session(fn, arguments, list(modules or []), list(optimizers or []), device)
+    try:
+        return _captured(fn, arguments, groups, session, device)
+    except BaseException:
+        put_back(session.moved)
+        raise
+
+
+def _captured(fn: Callable[..., Any], arguments: Arguments, groups: Sequence[int | None], session: _Session, device: torch.device) -> Captured:
+    found = session.discover(groups)
+    session.refuse_aliases(found)
+    rows = sorted({g for g in groups if g is not None})
+    hypers = hyperparameters(found.optimizers)
+    names = session.names()
+
+    def traced(first_rows: int) -> Any:
+        request = TraceRequest(
+            session.run, arguments, groups, found, hypers, names, device, session.modes, [first_rows + g for g in rows]
+        )
+        with session.undone():
+            return trace(request)
+
+    first = traced(FIRST_ROWS)
+    compare_traces(first.fx_graph, traced(SECOND_ROWS).fx_graph)
+    inputs = [
+        ArgumentInput(argument_name(fn, t.position), t.position, groups[i], t.dtype, t.device, t.trailing or ())
+        for i, t in enumerate(arguments.tensors)
+    ]
+    with refusals():
+        program = functionalise(first, inputs, len(rows))
+    return Captured(program, found, session.roots, list(groups), device, hypers)
+
+
+def step_device(fn: Callable[..., Any], arguments: Arguments) -> torch.device:
+    """The device of the tensor arguments; of the modules' parameters where there is none."""
+    devices = {t.device for t in arguments.tensors}
+    accelerated = [d for d in devices if d.type != "cpu"]
+    if accelerated:
+        return accelerated[0]
+    if devices:
+        return devices.pop()
+    sites = PythonSnapshot.take(fn).tensors
+    return next((s.tensor.device for s in sites if s.tensor.device.type != "cpu"), torch.device("cpu"))
+
+
+class _Session:
+    """The user's Python around a capture: private copies to run, snapshots to undo what running does."""
+
+    def __init__(self, fn: Callable[..., Any], arguments: Arguments, modules: list[Any], optimizers: list[Any], device: torch.device) -> None:
+        self.fn, self.arguments = fn, arguments
+        reached_first = PythonSnapshot.take(fn, [*modules, *optimizers, *_objects(arguments)]).reached
+        self.moved = host_state_to(_unique([*optimizers, *reached_first.optimizers]), device)
+        self.roots: list[Any] = [*modules, *optimizers, *_objects(arguments)]
+        self.snapshots = [PythonSnapshot.take(fn, self.roots)]
+        self.copies = PrivateCopies(OVERRIDES)
+        self.run: PrivateCopy = private_copy(fn, OVERRIDES, self.copies)
+        reached = self.snapshots[0].reached
+        self.found = Discovery(modules=_unique([*modules, *reached.modules]), optimizers=_unique([*optimizers, *reached.optimizers]))
+
+    def modes(self) -> contextlib.AbstractContextManager[Any]:
+        return private_modules([*self.found.modules, *self.snapshots[0].reached.objects], OVERRIDES, self.copies)
+
+    def discover(self, groups: Sequence[int | None]) -> Discovery:
+        shape_env = EnvelopeShapeEnv()
+        fake_mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shape_env)
+        known = [*self.found.modules, *self.found.optimizers]
+
+        def meet(new: Any) -> None:
+            if not any(new is k for k in known):
+                known.append(new)
+                self.roots.append(new)
+                self.snapshots.insert(0, PythonSnapshot.take(self.fn, [*self.roots]))
+
+        def run() -> None:
+            first: dict[int, torch.Tensor] = {}
+            rows: dict[int, Any] = {}
+            for i, tensor in enumerate(self.arguments.tensors):
+                group = groups[i]
+                shape = () if group is None else (FIRST_ROWS + group, *(tensor.trailing or ()))
+                buffer = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+                if group is not None:
+                    length = torch.empty((), dtype=torch.int64, device=tensor.device)
+                    if group in first:
+                        buffer = torch.ops.zgcompile.dynamic_rows_like(buffer, first[group])
+                    else:
+                        buffer = first[group] = torch.ops.zgcompile.dynamic_rows(buffer, length)
+                rows[tensor.position] = buffer
+            args, kwargs = self.arguments.rebuild(rows)
+            with self.modes():
+                self.run(*args, **kwargs)
+
+        with self.undone():
+            return discover(run, fake_mode, self.found, meet)
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        """Run the user's Python; put everything back; refuse when it changed what a replay would freeze."""
+        host = HostRandom.take()
+        changes: list[Change] = []
+        try:
+            with refusals():
+                yield
+        finally:
+            changes = [c for s in self.snapshots for c in s.diff() if not self._is_created_state(c)]
+            writes = self.run.global_writes()
+            drawn = [name for name in host.changed() if not name.startswith("torch")]
+            for snapshot in self.snapshots:
+                snapshot.restore()
+            host.restore()
+        if changes:
+            raise changes[0].error()
+        if writes:
+            (module, name), (before, after) = next(iter(writes.items()))
+            raise PythonStateChanged(
+                f"the step writes the global {name} of {module}: {before!r} -> {after!r}",
+                where=code_line(self.fn),
+                advice="keep it in a tensor that the step updates in place, or move the line out of the step",
+            )
+        if drawn:
+            raise CaptureRefused(
+                f"the step draws host random numbers ({', '.join(drawn)}): a replay would repeat them",
+                where=code_line(self.fn),
+                advice="draw with torch on the step's device",
+            )
+
+    def _is_created_state(self, change: Change) -> bool:
+        """Optimizer state that the first step creates is expected; a state tensor that is rebound is not."""
+        for optimizer in self.found.optimizers:
+            state = optimizer.state
+            inner = [s for s in state.values() if isinstance(s, dict)]
+            if change.owner is state or any(change.owner is s for s in inner):
+                return change.kind in ("item added", "attribute added", "name added")
+        return False
+
+    def names(self) -> dict[int, str]:
+        return {id(site.tensor): site.path for snapshot in self.snapshots for site in snapshot.tensors}
+
+    def refuse_aliases(self, found: Discovery) -> None:
+        """Two lifted tensors that share memory would be two inputs with one storage: a write through one would miss the other."""
+        storages: dict[int, torch.Tensor] = {}
+        names = self.names()
+        for tensor in found.tensors:
+            if tensor.layout != torch.strided or isinstance(tensor, FakeTensor) or tensor.numel() == 0:
+                continue
+            place = tensor.untyped_storage().data_ptr()
+            other = storages.setdefault(place, tensor)
+            if other is not tensor and (tensor.requires_grad or other.requires_grad):
+                raise CaptureRefused(
+                    f"{names.get(id(tensor), 'a tensor')} and {names.get(id(other), 'another')} share one storage",
+                    where=code_line(self.fn),
+                    advice="use one of them in the step",
+                )
+
+
+def _objects(arguments: Arguments) -> list[Any]:
+    plain = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+    return [leaf for leaf in arguments.constants() if not isinstance(leaf, plain)]
+
+
+def _unique(objects: Sequence[Any]) -> list[Any]:
+    return list({id(o): o for o in objects}.values())

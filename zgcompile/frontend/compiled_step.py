@@ -1,0 +1,159 @@
+"""`zgcompile.compile`: a training step as its user wrote it, run as one replay."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import torch
+
+from zgcompile.errors import BadInput
+from zgcompile.frontend.arguments import Arguments, check_arguments, check_not_empty, length_groups
+from zgcompile.frontend.capture import capture
+from zgcompile.frontend.specialisation import Specialisation
+from zgcompile.frontend.stats import Counters, Stats
+from zgcompile.ir.draws import DrawStream
+from zgcompile.ir.envelope import Envelope
+from zgcompile.kernels.keyed_draw import step_key
+
+LOWERINGS = ("inductor", "aten", "reference")
+
+
+class CompiledStep:
+    """A step function under zgcompile. Call it as the original; it owns everything from sampling to the optimizer.
+
+    The first `warmup` calls train at exact sizes and are counted; then the step is lowered, captured and replayed. Returned tensors
+    are fresh and carry no autograd history; a returned `float(x)` or `x.item()` is a number that waits when it is read. Random
+    numbers are keyed by the default generator's seed and offset; they differ from stock eager PyTorch's.
+
+    Raises, from a call:
+        CaptureRefused, UnsupportedOp, BadInput, StepError (all ZgError): with the user's line; state and generators as before.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        warmup: int = 3,
+        envelope: Envelope | None = None,
+        modules: Sequence[torch.nn.Module] | None = None,
+        optimizers: Sequence[torch.optim.Optimizer] | None = None,
+        lowering: str = "inductor",
+    ) -> None:
+        if not callable(fn):
+            raise BadInput(f"zgcompile.compile needs a function, not {type(fn).__name__}")
+        if warmup < 1:
+            raise BadInput(f"warmup={warmup}: at least one call has to run at exact sizes", advice="use warmup=1 or more")
+        if lowering not in LOWERINGS:
+            raise BadInput(f"lowering={lowering!r} is not one of {', '.join(LOWERINGS)}")
+        self.fn, self.warmup, self.envelope, self.lowering = fn, warmup, envelope or Envelope(), lowering
+        self.modules, self.optimizers = modules, optimizers
+        self.specialisations: list[Specialisation] = []
+        self._counters = Counters()
+        self._draws = DrawStream()
+        self._lengths_seen: list[list[int | None]] = []
+        functools.update_wrapper(self, fn)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = Arguments.of(args, kwargs)
+        specialisation = self._specialisation(arguments)
+        device = specialisation.captured.device
+        state = torch.default_generator.get_state() if device.type == "cpu" else None
+        seed, offset = self._draws.take(device)
+        try:
+            result = specialisation(arguments, step_key(seed, offset))
+        except BaseException:
+            if state is not None:
+                torch.default_generator.set_state(state)
+            else:
+                torch.cuda.default_generators[device.index or 0].set_offset(offset)
+            raise
+        self._counters.calls += 1
+        return result
+
+    def _specialisation(self, arguments: Arguments) -> Specialisation:
+        for candidate in self.specialisations:
+            same_call = arguments.guard_key() == candidate.guards.key and len(arguments.tensors) == len(candidate.guards.tensors)
+            if same_call:
+                check_arguments(self.fn, arguments, candidate.guards.tensors)
+            hypers = tuple(site.get() for site in candidate.captured.hypers)
+            if same_call and candidate.guards.hold(arguments, hypers):
+                return candidate
+        check_not_empty(self.fn, arguments)
+        lengths = arguments.lengths()
+        self._lengths_seen = [past for past in self._lengths_seen if len(past) == len(lengths)]
+        groups = length_groups(lengths, self._lengths_seen)
+        self._lengths_seen.append(lengths)
+        captured = capture(self.fn, arguments, groups, self.modules, self.optimizers)
+        self._counters.traces += 1
+        made = Specialisation(self.fn, captured, arguments, self.warmup, self.envelope, self.lowering, self._counters)
+        self.specialisations.insert(0, made)
+        return made
+
+    @property
+    def stats(self) -> Stats:
+        """A snapshot of the counters, and the envelope of the capture in use."""
+        envelope = self.specialisations[0].envelope_use() if self.specialisations else {}
+        memory = sum(s.replay.memory() for s in self.specialisations if s.replay is not None)
+        return Stats(**vars(self._counters), memory=memory, envelope=envelope)
+
+    def synchronize(self) -> None:
+        """Wait until nothing of this step is pending on its device."""
+        for specialisation in self.specialisations:
+            if specialisation.captured.device.type == "cuda":
+                torch.cuda.synchronize(specialisation.captured.device)
+
+    def kernel_plan(self) -> dict[str, int]:
+        """Own kernels of the captured step: op name -> calls in one replay. Empty before the first capture."""
+        replays = [s.replay for s in self.specialisations if s.replay is not None]
+        return replays[0].kernel_plan() if replays else {}
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """A compiled method: bound anew for each instance, its captures kept with the instance."""
+        if instance is None:
+            return self
+        bound = CompiledStep(
+            self.fn.__get__(instance, owner),
+            warmup=self.warmup,
+            envelope=self.envelope,
+            modules=self.modules,
+            optimizers=self.optimizers,
+            lowering=self.lowering,
+        )
+        instance.__dict__[self.fn.__name__] = bound
+        return bound
+
+
+@overload
+def compile(fn: Callable[..., Any], **options: Any) -> CompiledStep: ...  # noqa: A001
+@overload
+def compile(fn: None = None, **options: Any) -> Callable[[Callable[..., Any]], CompiledStep]: ...  # noqa: A001
+
+
+def compile(  # noqa: A001
+    fn: Callable[..., Any] | None = None,
+    *,
+    warmup: int = 3,
+    envelope: Envelope | None = None,
+    modules: Sequence[torch.nn.Module] | None = None,
+    optimizers: Sequence[torch.optim.Optimizer] | None = None,
+    lowering: str = "inductor",
+) -> CompiledStep | Callable[[Callable[..., Any]], CompiledStep]:
+    """Compile a whole training step; a decorator with or without options.
+
+    Args:
+        fn: the step. Dimension 0 of each tensor argument may change from call to call; all else it closes over is found by itself.
+        warmup: calls that train at exact sizes before the capture; they also measure the sizes.
+        envelope: how capacities are chosen.
+        modules, optimizers: named here only where hooks cannot find them (they are found in the first call).
+        lowering: "inductor" (on a GPU), "aten" (captured op by op) or "reference" (no capture); the CPU always runs the reference.
+    """
+    if fn is None:
+        return functools.partial(
+            compile, warmup=warmup, envelope=envelope, modules=modules, optimizers=optimizers, lowering=lowering
+        )
+    return CompiledStep(fn, warmup=warmup, envelope=envelope, modules=modules, optimizers=optimizers, lowering=lowering)
+
+
+

@@ -1,0 +1,93 @@
+"""The first look at a step: run once on fake tensors to find its modules, optimizers, outside tensors and created state."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from zgcompile.frontend.lift import LiftMode, lifted_autograd_functions
+from zgcompile.frontend.shape_env import EnvelopeShapeEnv
+from zgcompile.ir.draws import KeyedDraws
+
+
+@dataclass(frozen=True)
+class CreatedState:
+    """An entry of `optimizer.state[parameter]` that the first step creates."""
+
+    optimizer: torch.optim.Optimizer
+    parameter: torch.Tensor
+    key: str
+    like: FakeTensor
+
+
+@dataclass
+class Discovery:
+    """What one step of the user's function touches. `live_grads` maps id(parameter) to whether `.grad` is set afterwards."""
+
+    modules: list[torch.nn.Module] = field(default_factory=list)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    created: list[CreatedState] = field(default_factory=list)
+    grads_before: dict[int, bool] = field(default_factory=dict)
+    grads_after: dict[int, bool] = field(default_factory=dict)
+
+    @property
+    def first_step_differs(self) -> bool:
+        """True where the first step does not have the structure of the later ones: it creates state or gradients."""
+        return bool(self.created) or self.grads_before != self.grads_after
+
+
+class StepHooks:
+    """Collects the modules and optimizers that run; `meet` hears of each just before its first forward or step."""
+
+    def __init__(self, found: Discovery, meet: Callable[[Any], None]) -> None:
+        self.modules, self.optimizers, self.meet = found.modules, found.optimizers, meet
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        def on_module(module: torch.nn.Module, _inputs: Any) -> None:
+            if not any(module is m for m in self.modules):
+                self.meet(module)
+                self.modules.append(module)
+
+        def on_optimizer(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            if not any(optimizer is o for o in self.optimizers):
+                self.meet(optimizer)
+                self.optimizers.append(optimizer)
+
+        handles = [register_module_forward_pre_hook(on_module), register_optimizer_step_pre_hook(on_optimizer)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def discover(run: Callable[[], None], fake_mode: FakeTensorMode, found: Discovery, meet: Callable[[Any], None]) -> Discovery:
+    """Run `run()` on fake tensors under `fake_mode`; the caller restores the Python state afterwards."""
+    lift = LiftMode(fake_mode)
+    key = fake_mode.from_tensor(torch.zeros((), dtype=torch.int64))
+    shape_env = fake_mode.shape_env
+    assert isinstance(shape_env, EnvelopeShapeEnv)
+    hooks = StepHooks(found, meet)
+    with hooks.installed(), fake_mode, enable_python_dispatcher(), KeyedDraws(key), lifted_autograd_functions(lift), lift:
+        run()
+    found.tensors = list(lift.order)
+    for tensor in found.tensors:
+        if tensor.is_leaf and tensor.requires_grad:
+            found.grads_before[id(tensor)] = tensor.grad is not None
+            found.grads_after[id(tensor)] = lift.twins[id(tensor)].grad is not None
+    for optimizer in found.optimizers:
+        for parameter, state in optimizer.state.items():
+            for name, value in state.items():
+                if isinstance(value, FakeTensor) and isinstance(parameter, torch.Tensor):
+                    found.created.append(CreatedState(optimizer, parameter, name, value))
+    return found

@@ -1,0 +1,174 @@
+"""Stage two of a capture: the functional form of the traced step, its state writes listed apart (design 3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+from torch._decomp import get_decompositions
+from torch._dispatch.python import enable_python_dispatcher
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
+from torch.utils._pytree import tree_leaves
+
+from zgcompile.errors import CaptureRefused, SourceLine
+from zgcompile.frontend.trace import Traced
+from zgcompile.ir.program import ArgumentInput, Condition, GradientWrite, StateWrite, StepProgram
+from zgcompile.ir.source import user_line_from_stack_trace
+
+aten = torch.ops.aten
+# Ops whose dynamic dimension is easier to make pad-safe in parts; a short list on purpose: the whole Core ATen table turns
+# `stack` into a `cat` and a split of a non-leading dimension.
+DECOMPOSED = [
+    aten.native_batch_norm,
+    aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_functional,
+    aten._native_batch_norm_legit_no_training,
+    aten.native_batch_norm_backward,
+    aten.cudnn_batch_norm,
+    aten.cudnn_batch_norm_backward,
+    aten._batch_norm_with_update,
+    aten._batch_norm_with_update_functional,
+    aten._batch_norm_no_update,
+    aten.batch_norm_backward,
+    aten.mse_loss,
+    aten.mse_loss_backward,
+    aten.binary_cross_entropy,
+    aten.binary_cross_entropy_backward,
+    aten.binary_cross_entropy_with_logits,
+    aten.smooth_l1_loss,
+    aten.smooth_l1_loss_backward,
+    aten.huber_loss,
+    aten.huber_loss_backward,
+    aten.l1_loss,
+]
+
+
+class _SymbolMap(Interpreter):
+    """Runs the stage-one FX graph and notes what each of its size symbols is called now."""
+
+    def __init__(self, fx_graph: GraphModule) -> None:
+        super().__init__(fx_graph)
+        self.renamed: dict[sympy.Symbol, sympy.Basic] = {}
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        for old, new in zip(tree_leaves(n.meta.get("val")), tree_leaves(result), strict=False):
+            if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+                for a, b in zip(old.shape, new.shape, strict=True):
+                    self._note(a, b)
+            else:
+                self._note(old, new)
+        return result
+
+    def _note(self, old: Any, new: Any) -> None:
+        if isinstance(old, (torch.SymInt, torch.SymFloat)) and isinstance(new, (torch.SymInt, torch.SymFloat)):
+            expr = old.node.expr
+            if expr.is_Symbol:
+                self.renamed.setdefault(expr, new.node.expr)
+
+
+def functionalise(traced: Traced, arguments: list[ArgumentInput], lengths: int) -> StepProgram:
+    """The `StepProgram` of a stage-one trace: no in-place op is left, each state write is an output."""
+    shape_env = traced.shape_env
+    shape_env.recording = False
+    symbols = _SymbolMap(traced.fx_graph)
+    inputs = [x.detach() if isinstance(x, torch.Tensor) else x for x in traced.inputs]
+
+    def run(*flat: Any) -> Any:
+        return symbols.run(*flat, enable_io_processing=False)
+
+    with traced.fake_mode, enable_python_dispatcher(), torch.no_grad(), preserve_node_meta():
+        fx_graph = make_fx(
+            torch.func.functionalize(run, remove="mutations"),
+            tracing_mode="real",
+            decomposition_table=get_decompositions(DECOMPOSED),
+        )(*inputs)
+    program = _program(fx_graph, traced, arguments, lengths)
+    renamed = symbols.renamed
+    program.conditions = [
+        Condition(p.expr.xreplace(renamed), p.value, p.where) for p in shape_env.preconditions.values()
+    ]
+    hyper_symbols = {h.node.expr for h in traced.inputs if isinstance(h, torch.SymFloat)}
+    program.hyper_symbols = [h.node.expr for h in traced.inputs if isinstance(h, torch.SymFloat)]
+    program.hyper_guards = [
+        (g.expr, None) for g in shape_env.guards if g.expr.free_symbols and g.expr.free_symbols <= hyper_symbols
+    ]
+    program.equalities = _equalities(shape_env)
+    return program
+
+
+def _equalities(shape_env: Any) -> list[tuple[sympy.Symbol, sympy.Symbol]]:
+    """Pairs of distinct symbols that tensor arithmetic needs equal (`x[a] + y[b]`): checked on the device."""
+    pairs = []
+    for asserts in shape_env.deferred_runtime_asserts.values():
+        for runtime_assert in asserts:
+            expr = runtime_assert.expr
+            if isinstance(expr, sympy.Eq) and expr.lhs.is_Symbol and expr.rhs.is_Symbol:
+                pairs.append((expr.lhs, expr.rhs))
+    return pairs
+
+
+def _program(fx_graph: GraphModule, traced: Traced, arguments: list[ArgumentInput], lengths: int) -> StepProgram:
+    graph = fx_graph.graph
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    (output,) = (n for n in graph.nodes if n.op == "output")
+    outputs = list(tree_leaves(output.args[0], is_leaf=lambda x: x is None))
+    first_lifted = len(placeholders) - len(traced.lifted)
+    first_argument = 1 + lengths
+    written: dict[Node, Node] = {}
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is aten.copy_.default and node.args[0].op == "placeholder":
+            target, value = node.args[:2]
+            written[target] = value
+            node.replace_all_uses_with(value)
+            graph.erase_node(node)
+    user_outputs = outputs[: traced.user_outputs]
+    for i, constant in traced.constants.items():
+        user_outputs[i] = constant
+    flat: list[Any] = list(user_outputs)
+    gradient_writes = []
+    live = iter(outputs[traced.user_outputs :])
+    for lifted, outcome in traced.gradients:
+        value = next(live)
+        if outcome == "none":
+            gradient_writes.append(GradientWrite(lifted, None))
+        elif outcome == "new":
+            gradient_writes.append(GradientWrite(lifted, len(flat)))
+            flat.append(value)
+    state_writes = []
+    for placeholder, value in written.items():
+        position = placeholders.index(placeholder)
+        if position < first_lifted:
+            _refuse_argument_write(placeholder, arguments, position - first_argument)
+        state_writes.append(StateWrite(position - first_lifted, len(flat)))
+        flat.append(value)
+    output.args = (flat,)
+    fx_graph.graph.set_codegen(torch.fx.graph.CodeGen())
+    fx_graph.recompile()
+    return StepProgram(
+        fx_graph=fx_graph,
+        shape_env=traced.shape_env,
+        lengths=lengths,
+        arguments=arguments,
+        hyperparameters=[site.path for site in traced.hypers],
+        lifted=traced.lifted,
+        user_outputs=traced.user_outputs,
+        out_spec=traced.out_spec,
+        state_writes=state_writes,
+        gradient_writes=gradient_writes,
+        conditions=[],
+        equalities=[],
+    )
+
+
+def _refuse_argument_write(placeholder: Node, arguments: list[ArgumentInput], index: int) -> None:
+    name = arguments[index].name if 0 <= index < len(arguments) else str(placeholder)
+    raise CaptureRefused(f"the step writes its argument {name} in place", advice="write to a clone of it")
+
+
+def node_line(node: Node) -> SourceLine | None:
+    """The user's line that an FX node came from."""
+    return user_line_from_stack_trace(node.meta.get("stack_trace") or "")

@@ -1,0 +1,339 @@
+"""A snapshot of the Python state of a step: what changed, putting it back exactly, and a quick check between calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import is_
+from types import BuiltinFunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from zgcompile.errors import PythonStateChanged, SourceLine
+from zgcompile.frontend.held_state import (
+    ABSENT,
+    ATTRIBUTES,
+    CLASS,
+    LONG,
+    MAPPING,
+    SEQUENCE,
+    SET,
+    SLOTS,
+    WHOLE,
+    Node,
+    brief,
+    is_plain,
+    same,
+)
+from zgcompile.frontend.host_random import HostRandom
+from zgcompile.frontend.mutation_line import mutation_line
+from zgcompile.frontend.reach import MODULE_BOOKKEEPING, MODULE_TABLES, Reached, reachable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+__all__ = [
+    "Change",
+    "HostRandom",
+    "HyperSite",
+    "PythonSnapshot",
+    "ScalarSite",
+    "TensorSite",
+    "hyperparameters",
+    "reachable",
+]
+
+_ADVICE = (
+    "a replay runs no Python, so this would freeze: keep it in a registered buffer and update that with tensor "
+    "operations, or move the line out of the step"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """One difference. `kind`: "value changed", "rebound", "item appended", "items changed", "item added/removed",
+    "order changed", "attribute added/removed", "name added/removed" or "advanced" (a random generator). `before` and
+    `after` are short reprs; `where` is a guess. `owner` and `key` are the container and the entry (None: the container
+    itself)."""
+
+    path: str
+    kind: str
+    before: str
+    after: str
+    where: SourceLine | None
+    owner: object
+    key: object = None
+
+    def __str__(self) -> str:
+        place = f" ({self.where})" if self.where is not None else ""
+        return f"{self.path}: {self.kind}, {self.before} -> {self.after}{place}"
+
+    def error(self) -> PythonStateChanged:
+        what = f"the step changes Python state: {self.path} ({self.kind}, {self.before} -> {self.after})"
+        return PythonStateChanged(what, where=self.where, advice=_ADVICE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScalarSite:
+    """A plain value that the step may read: `container[key]`, through a view that never raises for an attribute or
+    cell."""
+
+    path: str
+    container: Any
+    key: Any
+    value: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorSite:
+    """A tensor that the step may read, where it is held."""
+
+    path: str
+    container: Any
+    key: Any
+    tensor: torch.Tensor
+
+    def get(self) -> Any:
+        """The object there now, or None: anything but `tensor` itself means that it was rebound."""
+        try:
+            value = self.container[self.key]
+        except (KeyError, IndexError):
+            return None
+        return None if value is ABSENT else value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HyperSite:
+    """A float hyperparameter: `group[key]`, or `group[key][index]` where that is a tuple (betas)."""
+
+    path: str
+    group: dict[str, Any]
+    key: str
+    index: int | None
+
+    def get(self) -> float:
+        value = self.group[self.key]
+        return value if self.index is None else value[self.index]
+
+
+def _is_hyper(value: Any) -> bool:
+    return type(value) is float or (type(value) in (tuple, list) and any(type(v) is float for v in value))
+
+
+def hyperparameters(optimizers: Iterable[torch.optim.Optimizer]) -> list[HyperSite]:
+    """Every float of every param group, also inside tuples. Ints, bools and None are guards; tensors are
+    TensorSites."""
+    sites = []
+    for number, optimizer in enumerate(optimizers):
+        for index, group in enumerate(optimizer.param_groups):
+            for key, value in group.items():
+                path = f"optimizer{number}.param_groups[{index}][{key!r}]"
+                if type(value) is float:
+                    sites.append(HyperSite(path, group, key, None))
+                elif key != "params" and type(value) in (tuple, list):
+                    sites += [HyperSite(f"{path}[{i}]", group, key, i) for i, v in enumerate(value) if type(v) is float]
+    return sites
+
+
+def _identical(a: dict[Any, Any], b: dict[Any, Any]) -> bool:
+    return len(a) == len(b) and all(map(is_, a, b)) and all(map(is_, a.values(), b.values()))
+
+
+class PythonSnapshot:
+    """The state that `take` found. It holds strong references to containers and values, but copies no tensor.
+
+    `tensors`: where each reachable tensor is held (p.grad and the params lists of optimizers are not listed).
+    `scalars`: the guards; float hyperparameters are not among them.
+    `reached`: functions, modules, optimizers, objects and iterators of the walk.
+    """
+
+    def __init__(self, reached: Reached) -> None:
+        self.reached = reached
+        self.tensors: list[TensorSite] = []
+        self.scalars: list[ScalarSite] = []
+        self._flat: list[tuple[Any, Any, Any]] = []
+        self._named: list[tuple[Node, Any]] = []
+        self._sized: list[Any] = []
+        self._sizes: list[int] = []
+        self._sized_nodes: list[Node] = []
+        self._sets: list[tuple[set[Any], set[Any], Node]] = []
+        self._groups = {id(g) for o in reached.optimizers for g in o.param_groups}
+        self._groups |= {
+            id(v)
+            for o in reached.optimizers
+            for g in o.param_groups
+            for k, v in g.items()
+            if k != "params" and _is_hyper(v)
+        }
+        self._params = {id(g["params"]) for o in reached.optimizers for g in o.param_groups}
+        for node in reached.nodes:
+            self._guard(node)
+
+    @staticmethod
+    def take(
+        fn: Callable[..., Any],
+        extra_roots: Iterable[object] | Mapping[str, object] = (),
+        reached: Reached | None = None,
+    ) -> PythonSnapshot:
+        """The state reachable from `fn` and `extra_roots` now. Runs none of the user's code."""
+        return PythonSnapshot(reachable(fn, extra_roots) if reached is None else reached)
+
+    def _quiet(self, node: Node, key: Any) -> bool:
+        """Bookkeeping of torch: restored, but never a guard or a change of the user's."""
+        if node.quiet:
+            return True
+        if node.form is not ATTRIBUTES or not isinstance(key, str):
+            return False
+        if isinstance(node.owner, torch.optim.Optimizer):
+            return key.startswith("_")
+        return isinstance(node.owner, torch.nn.Module) and key in MODULE_BOOKKEEPING
+
+    def _guard(self, node: Node) -> None:
+        form, owner = node.form, node.owner
+        if form is SET:
+            self._tensors_of_set(node)
+            if isinstance(owner, set):
+                self._sets.append((owner, set(node.saved), node))
+            return
+        view = form.view(owner)
+        if form.sized and not node.quiet and not isinstance(owner, tuple):
+            sized = vars(owner) if form is ATTRIBUTES else owner
+            self._sized.append(sized)
+            self._sizes.append(len(sized))
+            self._sized_nodes.append(node)
+        if not form.keyed:
+            return
+        hyper, params = id(owner) in self._groups, id(owner) in self._params
+        for key, value in node.saved.items():
+            if isinstance(value, torch.Tensor) and not params:
+                self.tensors.append(TensorSite(node.entry(key), view, key, value))
+                continue
+            if self._quiet(node, key) or (hyper and _is_hyper(value)):
+                continue
+            if isinstance(value, (ModuleType, type, BuiltinFunctionType)):
+                continue
+            if node.form is ATTRIBUTES and key in MODULE_TABLES and isinstance(node.owner, torch.nn.Module):
+                continue  # torch never replaces them; what they hold is guarded
+            if is_plain(value):
+                self.scalars.append(ScalarSite(node.origin * (not node.path) + node.entry(key), view, key, value))
+            self._flat.append((view, key, value))
+            self._named.append((node, key))
+
+    def _tensors_of_set(self, node: Node) -> None:
+        view = node.form.view(node.owner)
+        self.tensors += [TensorSite(node.path, view, v, v) for v in node.saved if isinstance(v, torch.Tensor)]
+
+    def check(self) -> Change | None:
+        """The first guard that no longer holds: a plain value, the identity of anything held, or the size of a
+        container.
+
+        Rebound tensors are left to `tensors`. Contents of long containers of numbers and of numpy arrays are not looked
+        at.
+        """
+        try:
+            for view, key, value in self._flat:
+                if view[key] is not value and not same(view[key], value):
+                    break
+            else:
+                if [*map(len, self._sized)] == self._sizes:
+                    for live, members, node in self._sets:
+                        if live != members:
+                            return next(self._changes(node, node.form.read(live)), None)
+                    return None
+        except (KeyError, IndexError):
+            pass
+        return self._first_change()
+
+    def _first_change(self) -> Change | None:
+        for (view, key, value), (node, _) in zip(self._flat, self._named, strict=True):
+            try:
+                now = view[key]
+            except (KeyError, IndexError):
+                now = ABSENT
+            if not same(now, value):
+                for change in self._changes(node, node.form.read(node.owner)):
+                    if change.key is None or change.key is key:
+                        return change
+                return self._entry_change(node, key, value, now)
+        for container, size, node in zip(self._sized, self._sizes, self._sized_nodes, strict=True):
+            if len(container) != size:
+                return next(self._changes(node, node.form.read(node.owner)), None)
+        return None
+
+    def diff(self, now: PythonSnapshot | None = None) -> list[Change]:
+        """Every difference between this snapshot and a later one (None: the present), in the order of the walk."""
+        if now is None:
+            reads = ((node, node.form.read(node.owner)) for node in self.reached.nodes)
+        else:
+            later = {(id(n.owner), type(n.form), tuple(n.saved) if n.path == "" else ()): n for n in now.reached.nodes}
+            reads = (
+                (
+                    node,
+                    found.saved
+                    if found is not None and type(found.form) is type(node.form)
+                    else node.form.read(node.owner),
+                )
+                for node in self.reached.nodes
+                for found in [
+                    later.get((id(node.owner), type(node.form), tuple(node.saved) if node.path == "" else ()))
+                ]
+            )
+        return [change for node, read in reads for change in self._changes(node, read)]
+
+    def _changes(self, node: Node, now: dict[Any, Any]) -> Iterator[Change]:
+        saved = node.saved
+        if node.quiet or _identical(saved, now):
+            return
+        if node.form is WHOLE or node.form is LONG:
+            if next(iter(saved.values())) != next(iter(now.values())):
+                yield self._whole_change(node, "advanced" if "state" in saved else "items changed", saved, now)
+            return
+        if node.form is SET:
+            if saved.keys() != now.keys():
+                yield self._whole_change(node, "item added" if len(now) > len(saved) else "items changed", saved, now)
+            return
+        if node.form is SEQUENCE and len(saved) != len(now):
+            grown = len(now) > len(saved) and all(same(value, now[key]) for key, value in saved.items())
+            yield self._whole_change(node, "item appended" if grown else "items changed", saved, now)
+            return
+        for key in (*saved, *(k for k in now if k not in saved)):
+            before, after = saved.get(key, ABSENT), now.get(key, ABSENT)
+            if not same(before, after) and not self._quiet(node, key):
+                yield self._entry_change(node, key, before, after)
+        if node.form is MAPPING and saved.keys() == now.keys() and not all(map(is_, saved, now)):
+            yield self._whole_change(node, "order changed", saved, now)
+
+    def _whole_change(self, node: Node, kind: str, saved: dict[Any, Any], now: dict[Any, Any]) -> Change:
+        where = mutation_line(self.reached.functions, node.leaf, None, whole=True)
+        if kind == "advanced":
+            return Change(node.origin + node.path, kind, "state at capture", "moved on", where, node.owner)
+        sizes = [len(s["contents"]) if node.form is LONG else len(s) for s in (saved, now)]
+        name = type(node.owner).__name__
+        return Change(
+            node.origin + node.path, kind, f"{name} of {sizes[0]}", f"{name} of {sizes[1]}", where, node.owner
+        )
+
+    def _entry_change(self, node: Node, key: Any, before: Any, after: Any) -> Change:
+        noun = (
+            "attribute" if node.dotted or node.form in (ATTRIBUTES, SLOTS, CLASS) else "item" if node.path else "name"
+        )
+        if before is ABSENT:
+            kind = f"{noun} added"
+        elif after is ABSENT:
+            kind = f"{noun} removed"
+        else:
+            kind = "value changed" if is_plain(before) and is_plain(after) else "rebound"
+        path = node.origin * (not node.path) + node.entry(key)
+        where = mutation_line(self.reached.functions, node.leaf, key, whole=False)
+        return Change(path, kind, brief(before), brief(after), where, node.owner, key)
+
+    def restore(self) -> None:
+        """Put every container back exactly as it was: entries, their identity and their order. Tensor data is not
+        touched."""
+        for node in self.reached.nodes:
+            now = node.form.read(node.owner)
+            if node.form is WHOLE or node.form is LONG:
+                if next(iter(now.values())) != next(iter(node.saved.values())):
+                    node.form.write(node.owner, node.saved)
+            elif not _identical(now, node.saved):
+                node.form.write(node.owner, node.saved)

@@ -1,0 +1,255 @@
+"""One capture of a step and how its calls run: first call, warm-up at exact sizes, replay, and what follows a failed status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map, tree_unflatten
+
+from zgcompile.backend.cuda_graph import CudaGraphReplay
+from zgcompile.backend.deferred import DeferredNumber
+from zgcompile.backend.exact import ConditionFailed, run_exact
+from zgcompile.backend.replay import Launch, ReferenceReplay, Replay, Replayed
+from zgcompile.errors import StepError, ZgError
+from zgcompile.frontend.arguments import Arguments
+from zgcompile.frontend.capture import Captured
+from zgcompile.frontend.guards import Guards
+from zgcompile.frontend.state_tensors import (
+    MissingState,
+    host_state_to,
+    lifted_tensors,
+    parameter_of,
+    store_exact,
+    used_lifted,
+)
+from zgcompile.frontend.stats import CapacityUse, Counters
+from zgcompile.ir.draws import KeyedDraws
+from zgcompile.ir.envelope import Envelope
+from zgcompile.ir.lowered import ConstantOutput, NumberOutput, SizeOutput, TensorOutput
+from zgcompile.ir.sizes import evaluate
+from zgcompile.ir.source import user_line_from_stack_trace, user_line_from_traceback
+from zgcompile.ir.spans import Span
+from zgcompile.ir.status import Failure
+from zgcompile.pipeline import Observed, canonical, lowered_step
+
+OVERFLOWS_BEFORE_REFIT = 3
+
+
+class Specialisation:
+    """A captured step under its guards."""
+
+    def __init__(
+        self, fn: Callable[..., Any], captured: Captured, arguments: Arguments, warmup: int, envelope: Envelope, lowering: str, counters: Counters
+    ) -> None:
+        self.fn, self.captured, self.warmup, self.envelope, self.lowering = fn, captured, warmup, envelope, lowering
+        self.counters = counters
+        self.program = canonical(captured.program)
+        self.guards = Guards(fn, captured, arguments)
+        self.used = used_lifted(self.program)
+        self.observed = Observed()
+        self.warmed = 0
+        self.replay: Replay | None = None
+        self.largest: dict[str, int] = {}
+        self.overflows_since_fit = 0
+        self.check_lowers(arguments)
+
+    def check_lowers(self, arguments: Arguments) -> None:
+        """Refuse an op without a rule at the first call, before any step has run."""
+        provisional = Observed()
+        provisional.note(self._batch_counts(arguments), {})
+        lowered_step(self.program, provisional, self.envelope, self._tables(), self.captured.device)
+
+    # -- calls
+
+    def __call__(self, arguments: Arguments, key: int) -> Any:
+        hypers = [site.get() for site in self.captured.hypers]
+        try:
+            lifted = lifted_tensors(self.program, self.used)
+        except MissingState:
+            return self.run_user_function(arguments, key)
+        if self.replay is None and self.warmed >= self.warmup:
+            self.fit(arguments, key, hypers, lifted)
+        if self.replay is None:
+            self.warmed += 1
+            return self.run_at_exact_sizes(arguments, key, hypers, lifted)
+        return self.run_replay(arguments, key, hypers, lifted)
+
+    def run_user_function(self, arguments: Arguments, key: int) -> Any:
+        """The user's own function, once, with the step's numbers: the first step that creates state, and failed preconditions."""
+        self.counters.eager_runs += 1
+        self.warmed += self.replay is None
+        with KeyedDraws(torch.tensor(key, dtype=torch.int64, device=self.captured.device)):
+            args, kwargs = arguments.rebuild({})
+            result = self.fn(*args, **kwargs)
+        host_state_to(self.captured.found.optimizers, self.captured.device)
+        self.guards.refresh()
+        return tree_map(lambda v: v.detach() if isinstance(v, torch.Tensor) else v, result)
+
+    def run_at_exact_sizes(self, arguments: Arguments, key: int, hypers: Sequence[float], lifted: list[torch.Tensor]) -> Any:
+        """The dynamic FX graph: warm-up steps and overflow re-runs."""
+        try:
+            run = self._exact(arguments, key, hypers, lifted)
+        except ConditionFailed:
+            self.counters.preconditions += 1
+            return self.run_user_function(arguments, key)
+        self.counters.eager_runs += 1
+        self.observed.note({**run.counts, **self._batch_counts(arguments)}, run.ids)
+        store_exact(self.program, lifted, run.outputs)
+        leaves = [tree_map(_detached, v) for v in run.outputs[: self.program.user_outputs]]
+        return tree_unflatten(leaves, self.program.out_spec)
+
+    def _exact(self, arguments: Arguments, key: int, hypers: Sequence[float], lifted: list[torch.Tensor]) -> Any:
+        device = self.captured.device
+        scalars = [torch.tensor(v, dtype=torch.int64, device=device) for v in (key, *self._lengths(arguments))]
+        tensors = [arguments.leaves[t.position].detach() for t in arguments.tensors]
+        try:
+            return run_exact(self.program, [*scalars, *tensors, *hypers, *[t.detach() for t in lifted]])
+        except (IndexError, RuntimeError, ValueError) as error:
+            raise _step_error(error) from error
+
+    def run_replay(self, arguments: Arguments, key: int, hypers: Sequence[float], lifted: list[torch.Tensor]) -> Any:
+        assert self.replay is not None
+        launch = self._launch(arguments, key, hypers)
+        if not self.replay.fits(launch):
+            return self.overflow(arguments, key, hypers, lifted)
+        if any(u and t.data_ptr() != a for u, t, a in zip(self.used, lifted, self.replay.addresses, strict=True)):
+            self.fit(arguments, key, hypers, lifted)
+        replayed = self.replay.run(launch)
+        self.counters.host_reads += 1
+        layout = self.replay.lowered.layout
+        if any(replayed.metadata[: len(layout.checks)]):
+            return self.failed(replayed, arguments, key, hypers, lifted)
+        self.counters.replays += 1
+        self.hand_out_gradients()
+        torch.autograd.graph.increment_version([lifted[i] for i in self.written])
+        return self.results(replayed)
+
+    def failed(self, replayed: Replayed, arguments: Arguments, key: int, hypers: Sequence[float], lifted: list[torch.Tensor]) -> Any:
+        """Nothing was written. A capacity runs the batch again at exact sizes; a precondition, the user's function; a user error raises."""
+        assert self.replay is not None
+        checks = self.replay.lowered.layout.failed(replayed.metadata)
+        worst = max(check.failure for check in checks)
+        if worst is Failure.CAPACITY:
+            return self.overflow(arguments, key, hypers, lifted)
+        if worst is Failure.PRECONDITION:
+            self.counters.preconditions += 1
+            return self.run_user_function(arguments, key)
+        first = checks[0]
+        raise StepError(f"{first.what}; nothing was changed", where=first.where, advice="check the batch that was passed in")
+
+    def overflow(self, arguments: Arguments, key: int, hypers: Sequence[float], lifted: list[torch.Tensor]) -> Any:
+        """Run once more, exactly, with the same numbers; re-fit when it keeps happening."""
+        self.counters.overflows += 1
+        self.overflows_since_fit += 1
+        result = self.run_at_exact_sizes(arguments, key, hypers, lifted)
+        if self.overflows_since_fit >= OVERFLOWS_BEFORE_REFIT:
+            self.replay = None
+        return result
+
+    # -- fitting
+
+    def fit(self, arguments: Arguments, key: int, hypers: Sequence[float], lifted: list[torch.Tensor]) -> None:
+        """Choose the capacities, lower, capture. A capture that fails leaves the step to run at exact sizes."""
+        if not self.observed.counts:
+            run = self._exact(arguments, key, hypers, lifted)
+            self.observed.note({**run.counts, **self._batch_counts(arguments)}, run.ids)
+        self.observed.note(self._batch_counts(arguments), {})
+        lowered = lowered_step(self.program, self.observed, self.envelope, self._tables(), self.captured.device)
+        self.counters.captures += 1
+        self.overflows_since_fit = 0
+        if self.captured.device.type == "cuda" and self.lowering != "reference":
+            self.replay = CudaGraphReplay(lowered, lifted, self.captured.device, self.lowering)
+        else:
+            self.replay = ReferenceReplay(lowered, lifted, self.captured.device)
+        self.written = lowered.written_lifted()
+
+    def _tables(self) -> dict[int, Span]:
+        spans = {}
+        for i, tensor in self.guards.tables():
+            if tensor.numel():
+                low, high = torch.aminmax(tensor)
+                spans[i] = Span(int(low), int(high) + 1)
+        return spans
+
+    # -- inputs and outputs
+
+    def _lengths(self, arguments: Arguments) -> list[int]:
+        by_group: dict[int, int] = {}
+        for group, length in zip(self.captured.groups, arguments.lengths(), strict=True):
+            if group is not None and length is not None:
+                by_group[group] = length
+        return [by_group[g] for g in sorted(by_group)]
+
+    def _batch_counts(self, arguments: Arguments) -> dict[Any, int]:
+        lengths = iter(self._lengths(arguments))
+        counts = {}
+        for node in self.program.fx_graph.graph.nodes:
+            if node.target is torch.ops.zgcompile.dynamic_rows.default:
+                symbol = next(iter(node.meta["unbacked_bindings"]))
+                counts[symbol] = next(lengths)
+        return counts
+
+    def _launch(self, arguments: Arguments, key: int, hypers: Sequence[float]) -> Launch:
+        tensors = [arguments.leaves[t.position] for t in arguments.tensors]
+        return Launch(key, self._lengths(arguments), tensors, hypers)
+
+    def hand_out_gradients(self) -> None:
+        """Point `p.grad` at its buffer, or at None, as the step left it."""
+        assert self.replay is not None
+        buffers = iter(self.replay.gradients)
+        for gradient in self.program.gradient_writes:
+            parameter = parameter_of(self.program, gradient.lifted)
+            buffer = None if gradient.output is None else next(buffers)
+            if parameter.grad is not buffer:
+                parameter.grad = buffer
+
+    def results(self, replayed: Replayed) -> Any:
+        assert self.replay is not None
+        lowered = self.replay.lowered
+        counts = lowered.layout.count_values(replayed.metadata)
+        for slot in lowered.layout.counts:
+            if slot.cap is not None:
+                self.largest[slot.name] = max(self.largest.get(slot.name, 0), counts[slot.symbol])
+        replace = self.program.shape_env.replace
+        memo: dict[Any, Any] = {}
+
+        def exact(size: Any) -> int:
+            return size if isinstance(size, int) else int(evaluate(replace(size), counts.__getitem__, memo))
+
+        leaves: list[Any] = []
+        for output in lowered.outputs:
+            match output:
+                case TensorOutput(position, sizes):
+                    tensor = replayed.tensors[position - 1]
+                    for dim, size in enumerate(sizes):
+                        if not isinstance(size, int):
+                            tensor = tensor.narrow(dim, 0, exact(size))
+                    leaves.append(tensor)
+                case SizeOutput(expr):
+                    leaves.append(exact(expr))
+                case NumberOutput(position, is_int):
+                    leaves.append(DeferredNumber(replayed.tensors[position - 1], is_int, self.counters.read_deferred))
+                case ConstantOutput(value):
+                    leaves.append(value)
+        return tree_unflatten(leaves, self.program.out_spec)
+
+    def envelope_use(self) -> dict[str, CapacityUse]:
+        if self.replay is None:
+            return {}
+        slots = [s for s in self.replay.lowered.layout.counts if s.cap is not None]
+        return {s.name: CapacityUse(s.name, self.largest.get(s.name, 0), s.cap or 0) for s in slots}
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _step_error(error: Exception) -> Exception:
+    """What an op raised at exact sizes, with the user's line instead of ours."""
+    if isinstance(error, ZgError):
+        return error
+    text = str(error).split("\n\nWhile executing")[0]
+    where = user_line_from_stack_trace(str(error)) or user_line_from_traceback(error.__traceback__)
+    return StepError(f"{type(error).__name__}: {text}; nothing was changed", where=where)

@@ -1,0 +1,1 @@
+"""What the whole compiler speaks: programs, bounds, keyed draws."""

@@ -1,0 +1,54 @@
+"""The status of a step: device checks, in the order in which they are laid out at the head of the metadata buffer."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import sympy
+
+from zgcompile.errors import SourceLine
+
+
+class Failure(enum.IntEnum):
+    """Why a step failed; the larger decides when several checks fail at once, since an overflow upstream may cause the rest."""
+
+    USER_ERROR = 1  # eager would raise too: raise, never retry
+    PRECONDITION = 2  # the trace decided a comparison otherwise: run the user's own function
+    CAPACITY = 3  # a count is above its cap: run the batch at exact sizes
+
+
+@dataclass(frozen=True)
+class Check:
+    """One device check: slot `k` of the metadata buffer is nonzero when check `k` failed."""
+
+    failure: Failure
+    what: str
+    where: SourceLine | None
+
+
+@dataclass(frozen=True)
+class CountSlot:
+    """One count of the metadata buffer, behind the checks: the true (unclamped) value of a size symbol."""
+
+    symbol: sympy.Symbol
+    cap: int | None
+    name: str
+
+
+@dataclass(frozen=True)
+class MetadataLayout:
+    """int64 metadata buffer: one slot a check, then one slot a count."""
+
+    checks: tuple[Check, ...]
+    counts: tuple[CountSlot, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.checks) + len(self.counts)
+
+    def failed(self, metadata: list[int]) -> list[Check]:
+        return [check for check, value in zip(self.checks, metadata, strict=False) if value]
+
+    def count_values(self, metadata: list[int]) -> dict[sympy.Symbol, int]:
+        return {slot.symbol: metadata[len(self.checks) + i] for i, slot in enumerate(self.counts)}

@@ -1,0 +1,34 @@
+"""The passes, in order: the one place that lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from zgcompile.ir.envelope import Envelope
+from zgcompile.ir.lowered import LoweredStep
+from zgcompile.ir.program import StepProgram
+from zgcompile.ir.spans import Span
+from zgcompile.passes.canonicalise import Canonicalise
+from zgcompile.passes.infer_bounds import Observed, infer_bounds
+from zgcompile.passes.lower import lower
+from zgcompile.passes.verify_capturable import verify_capturable
+
+__all__ = ["Observed", "canonical", "lowered_step"]
+
+
+def canonical(program: StepProgram) -> StepProgram:
+    """What is done once to a captured step, before any size is known."""
+    Canonicalise().apply(program)
+    return program
+
+
+def lowered_step(
+    program: StepProgram, observed: Observed, envelope: Envelope, tables: Mapping[int, Span], device: torch.device
+) -> LoweredStep:
+    """Capacities from what was observed, then the static FX graph, checked."""
+    bounds = infer_bounds(program, observed, envelope, tables)
+    lowered = lower(program, bounds, device)
+    verify_capturable(lowered, device)
+    return lowered
