@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 
 from zgcompile.errors import BadInput
 from zgcompile.ir.draws import DrawStream, KeyedDraws
 from zgcompile.kernels.keyed_draw import step_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @contextmanager

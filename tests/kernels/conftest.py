@@ -30,7 +30,7 @@ def poisoned() -> Callable[[np.ndarray, int, int], np.ndarray]:
         if rows.dtype == np.bool_:
             rows[n:] = which == 0
         elif rows.dtype.kind == "f":
-            rows[n:] = (np.nan, 1e30)[which]
+            rows[n:] = (np.nan, np.finfo(rows.dtype).max)[which]
         elif rows.dtype == np.int64:
             rows[n:] = (2**40, -7_000_000_000)[which]
         else:

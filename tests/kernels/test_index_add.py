@@ -97,7 +97,9 @@ def test_empty(device):
     check(np.zeros(3, np.int64), np.zeros((3, 2)), 3, 0, device, torch.float32)
 
 
-@pytest.mark.parametrize("view", [lambda t: t[:, ::2], lambda t: t[:, 1:], lambda t: t[:, :4].contiguous().view(-1)[2:]])
+@pytest.mark.parametrize(
+    "view", [lambda t: t[:, ::2], lambda t: t[:, 1:], lambda t: t[:, :4].contiguous().view(-1)[2:]]
+)
 def test_strides_and_odd_addresses(device, rng, view):
     source = numbers(rng, (20, 12))
     length = view(torch.from_numpy(source)).shape[0]

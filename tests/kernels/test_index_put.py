@@ -74,7 +74,14 @@ def test_empty(device):
 @pytest.mark.parametrize("view", [lambda t: t[:, ::2], lambda t: t[:, 1:], lambda t: t.t()])
 def test_strides_and_odd_addresses(device, rng, view):
     for dtype in (np.int8, np.float32):
-        check(rows(rng, 6, (6,), dtype), rng.permutation(view(torch.zeros(6, 6)).shape[0]), rows(rng, 6, (6,), dtype), 2, device, view)
+        check(
+            rows(rng, 6, (6,), dtype),
+            rng.permutation(view(torch.zeros(6, 6)).shape[0]),
+            rows(rng, 6, (6,), dtype),
+            2,
+            device,
+            view,
+        )
 
 
 def test_refuses_other_arguments():
@@ -87,7 +94,10 @@ def test_refuses_other_arguments():
 @pytest.mark.gpu
 def test_replay_with_new_data(rng, replay):
     counts = [900, 500, 2, 0]
-    data = [(rows(rng, 1000, (5,), np.float32), rng.permutation(1000)[:900], rows(rng, 900, (5,), np.float32)) for _ in counts]
+    data = [
+        (rows(rng, 1000, (5,), np.float32), rng.permutation(1000)[:900], rows(rng, 900, (5,), np.float32))
+        for _ in counts
+    ]
     batches = [
         [*(torch.from_numpy(array).cuda() for array in batch), torch.tensor(n, device="cuda")]
         for batch, n in zip(data, counts, strict=True)

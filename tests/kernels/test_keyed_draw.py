@@ -6,7 +6,7 @@ Every statistic runs at fixed keys, so that it passes or fails for good; limits 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -28,6 +28,9 @@ from zgcompile.kernels.keyed_draw import (
     step_key,
     uniform_from_bits,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 KEY = step_key(20260529, 12)
 U64 = np.uint64
@@ -61,7 +64,7 @@ def check_chi_square(observed: np.ndarray, expected: np.ndarray | float) -> None
 
 
 def check_independent(a: Tensor, b: Tensor) -> None:
-    """Every pair of a bit of `a` and a bit of `b`, 4096 of them, agrees half of the time; so do pairs of top nibbles."""
+    """Each of the 4096 pairs of a bit of `a` and a bit of `b` agrees half of the time; so do pairs of top nibbles."""
     ones = torch.stack([torch.stack([(word >> bit) & 1 for bit in range(64)]) for word in (a, b)]).double() * 2 - 1
     agreement = ones[0] @ ones[1].T / math.sqrt(a.numel())
     assert agreement.abs().max() < 6, f"two bits agree {agreement.abs().max()} standard deviations too often"

@@ -25,7 +25,7 @@ def expected(ids, n, bound, cap, need_counts=True):
 def compare(got, want):
     for mine, theirs in zip(got, want, strict=True):
         np.testing.assert_array_equal(mine.cpu().numpy(), theirs)
-    values, inverse, counts, count, in_bound = got
+    _, inverse, counts, count, in_bound = got
     assert inverse.dtype == counts.dtype == count.dtype == torch.int64
     assert in_bound.dtype == torch.bool and count.shape == in_bound.shape == ()
 

@@ -205,7 +205,7 @@ class PrivateCopies:
 
 
 def _contents(fn: FunctionType) -> Iterator[Any]:
-    return (cell.cell_contents for cell in fn.__closure__ or () if contents_of(cell) is not ABSENT)
+    return map(contents_of, fn.__closure__ or ())
 
 
 def _same_entries(a: Any, b: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Random numbers of a step: where its (seed, offset) come from, and the dispatch mode that answers random ops from them.
+"""Random numbers of a step: where its (seed, offset) come from, and the mode that answers random ops from them.
 
 The same mode is on while a step is traced (its key is then an input of the FX graph, and each draw a
 zgcompile::keyed_bits node and pointwise ATen) and around the untouched eager function, so both draw the same numbers.

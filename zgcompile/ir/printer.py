@@ -23,7 +23,7 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from zgcompile.ir.bounded import as_size
 from zgcompile.ir.program import StepProgram
@@ -46,7 +46,7 @@ BIRTHS = {
     "zgcompile.dynamic_rows": "rows", "aten._local_scalar_dense": "item", "aten.index": "mask", "aten._unique2": "unique",
     "aten.unique_dim": "unique",
 }  # fmt: skip
-DEFAULT_OVERLOADS = ("default", "Tensor", "self", "int")
+DEFAULT_OVERLOADS = ("Tensor", "self", "default", "int")
 LARGEST_CONSTANT = 16  # elements of a tensor constant that is printed
 WIDEST_HEADER = 120  # characters; a longer header has one input a line
 OPERATORS = {
@@ -77,6 +77,12 @@ def print_fx_graph(
     printer = _Printer(module, program, names, caps, ids)
     printer.lines, printer.pads, printer.spans = lines, pads, spans
     return printer.text()
+
+
+def type_texts(module: GraphModule) -> dict[Node, str]:
+    """The type of every value, as `print_fx_graph` prints it."""
+    printer = _Printer(module, None, None, None, None)
+    return {node: printer._type(node.meta.get("val")) for node in printer.nodes}
 
 
 def default_overload(packet: Any) -> str:
@@ -247,6 +253,7 @@ class _Printer:
             "layout": value in (None, torch.strided),
             "device": value is None or torch.device(value) == self.device if argument.name == "device" else False,
             "memory_format": value in (None, torch.preserve_format),
+            "start": value == 0,
             "end": value == INT64_HIGH - 1,
         }
         return silent.get(argument.name, False) or (type(value) is type(argument.default_value) and value == argument.default_value)
@@ -392,7 +399,7 @@ def _inside(operand: tuple[str, int], tightness: int) -> str:
 
 
 def _constant(tensor: torch.Tensor) -> str:
-    return repr(tree_map(lambda v: v, tensor.tolist())) if tensor.numel() <= LARGEST_CONSTANT else "..."
+    return repr(tensor.tolist()) if tensor.numel() <= LARGEST_CONSTANT else "..."
 
 
 def _is_packed(value: torch.Tensor) -> bool:

@@ -53,10 +53,11 @@ def is_user_file(filename: str) -> bool:
     if not filename or filename.startswith("<"):
         return filename.startswith(_INTERACTIVE)
     place = Path(filename).resolve()
-    if {"site-packages", "dist-packages"} & set(place.parts):
-        return False
     path = str(place)
-    return path.startswith(_workload_folders()) or not path.startswith(_library_folders())
+    if path.startswith(_workload_folders()):
+        return True
+    installed = {"site-packages", "dist-packages"} & set(place.parts)
+    return not installed and not path.startswith(_library_folders())
 
 
 def _shown(filename: str) -> str:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from zgcompile.kernels import compact, concat, dynamic_rows, index_add, index_put, repeat_interleave, unique
+from zgcompile.kernels import (
+    compact,
+    concat,
+    dynamic_rows,
+    index_add,
+    index_put,
+    keyed_draw,
+    repeat_interleave,
+    unique,
+)
 from zgcompile.kernels._define import KERNELS
 from zgcompile.kernels._load import native
 
@@ -12,6 +21,7 @@ __all__ = [
     "dynamic_rows",
     "index_add",
     "index_put",
+    "keyed_draw",
     "native",
     "registered_kernels",
     "repeat_interleave",
@@ -22,8 +32,8 @@ __all__ = [
 def registered_kernels() -> dict[str, tuple[str, ...]]:
     """Op name -> the CUDA kernels that one call launches, in order, one entry a launch: for the audit of a trace.
 
-    An entry is a substring of the kernel's name in a profiler trace. Two exceptions: an output without elements needs no
-    launch of a kernel that would only fill it, and `concat` of more than 128 pieces launches once for each 128 and once
-    to join them.
+    An entry is a substring of the kernel's name in a profiler trace. Two exceptions: an output without elements needs
+    no launch of a kernel that would only fill it, and `concat` of more than 128 pieces launches once for each 128 and
+    once to join them.
     """
     return dict(KERNELS)

@@ -13,14 +13,16 @@ int64 ATen arithmetic, which wraps, so that Inductor fuses a draw into its consu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from zgcompile.errors import BadInput
 from zgcompile.kernels._define import LIBRARY, require
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLY = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -36,7 +38,6 @@ def step_key(seed: int, offset: int) -> int:
     return _signed(_finalise_int(_finalise_int(seed + GOLDEN) + offset * GOLDEN))
 
 
-@cache
 def dimension_stride(dimension: int) -> int:
     """The odd multiplier of the index of `dimension`, counted from the front, in int64's range."""
     return _signed(_finalise_int((dimension + 1) * GOLDEN) | 1)
