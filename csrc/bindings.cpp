@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -36,6 +37,44 @@ void check(cudaError_t error, const char* op, std::initializer_list<std::pair<co
   }
   message << "): " << cudaGetErrorName(error) << ", " << cudaGetErrorString(error);
   throw LaunchError(message.str());
+}
+
+bool shows(uintptr_t record, int64_t launch) {
+  return __atomic_load_n(reinterpret_cast<const int64_t*>(record), __ATOMIC_ACQUIRE) == launch;
+}
+
+// The record is a few microseconds away as a rule, so this spins; now and then it looks at the stream, for a fault would keep the
+// record from ever being written, and at Python's signals.
+void await_record(uintptr_t record, int64_t launch, uintptr_t stream, double timeout) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kSpins = 4096;
+  constexpr auto kSignals = std::chrono::milliseconds(50);
+  const auto start = Clock::now();
+  auto signals = start + kSignals;
+  py::gil_scoped_release release;
+  while (true) {
+    for (int i = 0; i < kSpins; ++i) {
+      if (shows(record, launch)) return;
+    }
+    const cudaError_t state = cudaStreamQuery(stream_at(stream));
+    if (state == cudaSuccess) {
+      if (shows(record, launch)) return;
+      throw LaunchError("the launch ended and did not publish its status");
+    }
+    if (state != cudaErrorNotReady) {
+      throw LaunchError(std::string("the launch failed: ") + cudaGetErrorName(state) + ", " + cudaGetErrorString(state));
+    }
+    cudaGetLastError();  // cudaErrorNotReady is an answer, not a fault
+    const auto now = Clock::now();
+    if (now > signals) {
+      signals = now + kSignals;
+      py::gil_scoped_acquire acquire;
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    }
+    if (std::chrono::duration<double>(now - start).count() > timeout) {
+      throw LaunchError("the launch did not publish its status in time");
+    }
+  }
 }
 
 }  // namespace
@@ -94,4 +133,13 @@ PYBIND11_MODULE(_native, m) {
                         row_bytes, at<void>(out), stream_at(stream)),
           "index_put", {{"rows", rows}, {"id_bytes", id_bytes}, {"length", length}, {"row_bytes", row_bytes}});
   });
+
+  m.def("publish", [](uintptr_t metadata, int64_t size, uintptr_t launch, uintptr_t published, uintptr_t stream) {
+    check(zg::publish(at<int64_t>(metadata), size, at<int64_t>(launch), at<int64_t>(published), stream_at(stream)),
+          "publish", {{"size", size}});
+  });
+
+  m.def("await_record", &await_record, py::arg("record"), py::arg("launch"), py::arg("stream"), py::arg("timeout"),
+        "Wait, without the GIL, until the host-mapped record shows the launch id. LaunchError: the stream failed, or it is "
+        "idle and the record was never written, or `timeout` seconds went by.");
 }

@@ -158,7 +158,23 @@ def _id_bound(node: Node, program: StepProgram, observed: Observed) -> int | Non
 def _record_round_trip(program: StepProgram, node: Node, symbol: sympy.Symbol) -> None:
     found = REPLACEMENTS.get(node.target)
     if found is not None and not (node.target is aten.repeat_interleave.Tensor and node.kwargs.get("output_size") is not None):
+        if reads_step_counter(program, node):
+            return
         where = user_line_from_stack_trace(node.meta.get("stack_trace") or "")
         program.round_trips.append(RoundTrip(where, found[0], str(symbol), found[1]))
 
 
+def reads_step_counter(program: StepProgram, node: Node) -> bool:
+    """Whether `node` depends on nothing but 0-d optimizer state: eager keeps Adam's `step` on the host, so reading it waits for no device."""
+    lifted = zip(program.placeholders[program.first_lifted() :], program.lifted, strict=True)
+    counters = {p for p, entry in lifted if entry.kind == "state" and p.meta["val"].dim() == 0}
+    seen: set[Node] = set()
+    stack = list(node.all_input_nodes)
+    while stack:
+        source = stack.pop()
+        if source.op == "placeholder" and source not in counters:
+            return False
+        if source not in seen:
+            seen.add(source)
+            stack += source.all_input_nodes
+    return not seen.isdisjoint(counters)

@@ -25,6 +25,7 @@ from zgcompile.passes.infer_bounds import Bounds
 from zgcompile.passes.rules.context import Context
 from zgcompile.passes.rules.floats import float_expression
 from zgcompile.passes.rules.table import find_rule
+from zgcompile.passes.schedule import publish_early
 
 aten = torch.ops.aten
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -153,18 +154,20 @@ def lower(program: StepProgram, bounds: Bounds, device: torch.device, poison: Po
 
     with fake_mode:
         scalar = torch.empty((), dtype=torch.int64, device=device)
-        inputs = [scalar, *[scalar.clone() for _ in range(program.lengths)]]
+        inputs = [torch.empty(2, dtype=torch.int64, device=device)]
+        inputs += [scalar, *[scalar.clone() for _ in range(program.lengths)]]
         inputs += [_argument_buffer(p, cap, device) for p, cap in zip(arguments, argument_caps, strict=True)]
         inputs.append(torch.empty(len(program.hyperparameters), dtype=torch.float64, device=device))
         inputs += [_like(p.meta["val"]) for p in placeholders[first_lifted:]]
         inputs += [_like(placeholders[first_lifted + w.lifted].meta["val"]) for w in gradients]
 
-    def static_step(*flat: torch.Tensor) -> list[torch.Tensor]:
+    def static_step(launch: torch.Tensor, *flat: torch.Tensor) -> list[torch.Tensor]:
         _keep_stack_traces()
         head, hyper, lifted, buffers = _split(flat, program, len(gradients))
         numbers = [Number(hyper[i]) for i in range(len(program.hyperparameters))]
         results, checks = lowering.run_flat([*head, *numbers, *lifted])
         metadata, found = _metadata(lowering.context, checks, bounds)
+        published = torch.ops.zgcompile.publish(metadata, launch)
         layout.append(found)
         returned, described = _returned(program, results, lowering.context)
         outputs.extend(described)
@@ -173,12 +176,12 @@ def lower(program: StepProgram, bounds: Bounds, device: torch.device, poison: Po
             _write_gated(good, lifted[write.lifted], lowering.context.raw(results[write.output]))
         for buffer, gradient in zip(buffers, gradients, strict=True):
             _write_gated(good, buffer, lowering.context.raw(results[gradient.output]))  # type: ignore[index]
-        return [metadata, *returned]
+        return [metadata, published, *returned]
 
     with fake_mode, torch.no_grad(), preserve_node_meta():
         fx_graph = make_fx(static_step, tracing_mode="real")(*inputs)
     fx_graph.graph.eliminate_dead_code()
-    fx_graph.recompile()
+    publish_early(fx_graph)
     return LoweredStep(
         fx_graph=fx_graph,
         layout=layout[0],
@@ -243,7 +246,7 @@ def _returned(program: StepProgram, results: list[Any], context: Context) -> tup
 
     def position(tensor: torch.Tensor) -> int:
         tensors.append(tensor)
-        return len(tensors)  # output 0 is the metadata buffer
+        return len(tensors) - 1
 
     for node, result in zip(program.outputs[: program.user_outputs], results, strict=False):
         if not isinstance(node, Node):

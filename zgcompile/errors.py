@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,11 @@ class ZgError(Exception):
             lines.append(f"    {where.text}")
         if advice:
             lines.append(f"  instead: {advice}")
-        super().__init__("\n".join(lines))
+        self.message = "\n".join(lines)
+        super().__init__(self.message)
+
+    def __str__(self) -> str:
+        return self.message  # not `args`: torch.fx appends its own account of the node to those
 
 
 class CaptureRefused(ZgError):
@@ -56,4 +61,6 @@ class InternalError(ZgError):
 
 
 class VerificationFailed(ZgError):
-    """`verify` found a difference between the compiled step and the eager function."""
+    """`verify` found a difference between the compiled step and the eager function; `report` (a `Report`) has every entry."""
+
+    report: Any = None

@@ -8,31 +8,36 @@ import torch
 
 from zgcompile.backend.inductor import compile_with_inductor
 from zgcompile.backend.replay import Launch, Replay, Replayed, own_ops
+from zgcompile.errors import InternalError
 from zgcompile.ir.lowered import LoweredStep, NumberOutput, TensorOutput
+from zgcompile.kernels import native
 
 WARM_UP_RUNS = 2
+LONGEST_STEP = 600.0  # seconds
 WORDS_PER_SCALAR = 2  # 16 bytes: Inductor copies inputs that are less aligned, at every launch
 
 
 class CudaGraphReplay(Replay):
     """A lowered step captured as a CUDA Graph.
 
-    The launch block (key, lengths, hyperparameters) goes up by a copy node from pinned memory, the metadata buffer comes down by
-    another, and one kernel packs the returned tensors; so a call is: copy the arguments, launch, wait for the metadata, clone the pack.
+    The launch block (launch id, key, lengths, hyperparameters) goes up by a copy node from pinned memory, `zgcompile::publish` hands the
+    metadata to the host, and one kernel packs the returned tensors; so a call is: copy the arguments, launch, wait for the record, clone
+    the pack.
     Warm-up and capture leave no trace in the user's state: it is saved and put back.
     """
 
     def __init__(self, lowered: LoweredStep, lifted: Sequence[torch.Tensor], device: torch.device, lowering: str = "inductor") -> None:
         super().__init__(lowered, lifted, device)
-        self.scalars = 1 + lowered.lengths
+        self.scalars = 2 + lowered.lengths  # the launch block, the key, the lengths
         words = WORDS_PER_SCALAR * self.scalars + lowered.hypers
         self.host_block = torch.zeros(words, dtype=torch.int64, pin_memory=True)
         self._host_ints = self.host_block.numpy()
         self._host_floats = self._host_ints.view("float64")
         self.block = torch.zeros(words, dtype=torch.int64, device=device)
-        self.host_metadata = torch.zeros(max(lowered.layout.size, 1), dtype=torch.int64, pin_memory=True)
-        self._metadata_view = self.host_metadata.numpy()
-        self.done = torch.cuda.Event()
+        self.record = torch.zeros(1 + lowered.layout.size, dtype=torch.int64, pin_memory=True)
+        self._record_words = self.record.numpy()
+        self.launches = 0
+        self._host_ints[1] = self.record.data_ptr()
         inputs = self._inputs()
         self.function: Callable[..., list[torch.Tensor]] = lowered.fx_graph
         if lowering == "inductor":
@@ -41,7 +46,8 @@ class CudaGraphReplay(Replay):
         self._capture(inputs)
 
     def _inputs(self) -> list[torch.Tensor]:
-        scalars = [self.block[WORDS_PER_SCALAR * i] for i in range(self.scalars)]
+        launch = self.block[:WORDS_PER_SCALAR]
+        scalars = [launch, *[self.block[WORDS_PER_SCALAR * i] for i in range(1, self.scalars)]]
         hypers = self.block[WORDS_PER_SCALAR * self.scalars :].view(torch.float64)
         return [*scalars, *self.buffers, hypers, *self.lifted, *self.gradients]
 
@@ -57,9 +63,9 @@ class CudaGraphReplay(Replay):
             torch.cuda.synchronize(self.device)
             with torch.no_grad(), torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
                 self.block.copy_(self.host_block, non_blocking=True)
-                metadata, *tensors = self.function(*inputs)
-                if self.lowered.layout.size:
-                    self.host_metadata[: self.lowered.layout.size].copy_(metadata, non_blocking=True)
+                metadata, _, *tensors = self.function(*inputs)
+                if native() is None:
+                    self.record[1:].copy_(metadata, non_blocking=True)
                 self.tensors = tensors
                 self.pack = self._packed(tensors)
         finally:
@@ -71,7 +77,7 @@ class CudaGraphReplay(Replay):
 
     def _packed(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """The bytes of the returned tensors, widest dtype first so that each piece stays aligned, in one buffer."""
-        wanted = {o.position - 1 for o in self.lowered.outputs if isinstance(o, (TensorOutput, NumberOutput))}
+        wanted = {o.position for o in self.lowered.outputs if isinstance(o, (TensorOutput, NumberOutput))}
         self._pieces: list[tuple[int, torch.dtype, tuple[int, ...], int, int]] = []
         order = sorted(wanted, key=lambda i: -tensors[i].element_size())
         flat, offset = [], 0
@@ -85,21 +91,35 @@ class CudaGraphReplay(Replay):
         return torch.cat(flat) if flat else None
 
     def run(self, launch: Launch) -> Replayed:
-        for i, value in enumerate((launch.key, *launch.lengths)):
+        self.launches += 1
+        self._host_ints[0] = self.launches
+        for i, value in enumerate((launch.key, *launch.lengths), 1):
             self._host_ints[WORDS_PER_SCALAR * i] = value
         for i, value in enumerate(launch.hypers, WORDS_PER_SCALAR * self.scalars):
             self._host_floats[i] = value
         self.fill(launch)
         self.graph.replay()
-        self.done.record()
-        self.done.synchronize()
-        metadata = self._metadata_view[: self.lowered.layout.size].tolist()
+        self._await()
+        metadata = self._record_words[1:].tolist()
         tensors: list[torch.Tensor] = [torch.empty(0)] * len(self.tensors)
         if self.pack is not None:
             pack = self.pack.clone()
             for i, dtype, shape, offset, size in self._pieces:
                 tensors[i] = pack[offset : offset + size].view(dtype).view(shape)
         return Replayed(metadata, tensors)
+
+    def _await(self) -> None:
+        """Return when the step is known good or bad: its status is published behind the last op that can fail, and the rest of the
+        step runs on meanwhile. The launch block may be rewritten then, as its copy lies in front of that op."""
+        module = native()
+        stream = torch.cuda.current_stream(self.device)
+        if module is None:
+            stream.synchronize()
+            return
+        try:
+            module.await_record(self.record.data_ptr(), self.launches, stream.cuda_stream, LONGEST_STEP)
+        except module.LaunchError as error:
+            raise InternalError(f"the replayed step: {error}") from error
 
     def kernel_plan(self) -> dict[str, int]:
         return own_ops(self.lowered)

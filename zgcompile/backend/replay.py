@@ -39,6 +39,10 @@ class Replay(ABC):
         self.gradients = [_zeros(like) for like in lowered.gradient_inputs]
         self.buffers = [_zeros(like) for like in lowered.argument_inputs]
 
+    def moved(self, lifted: Sequence[torch.Tensor], used: Sequence[bool]) -> bool:
+        """Some tensor that the step uses lies at another address than it was bound to."""
+        return any(u and t.data_ptr() != a for u, t, a in zip(used, lifted, self.addresses, strict=True))
+
     def fits(self, launch: Launch) -> bool:
         """Every argument fits into its buffer."""
         return all(
@@ -88,8 +92,9 @@ class ReferenceReplay(Replay):
         self.fill(launch)
         scalars = [torch.tensor(v, dtype=torch.int64, device=self.device) for v in (launch.key, *launch.lengths)]
         hypers = torch.tensor(list(launch.hypers), dtype=torch.float64, device=self.device)
+        launch_block = torch.zeros(2, dtype=torch.int64, device=self.device)
         with torch.no_grad():
-            metadata, *tensors = self.lowered.fx_graph(*scalars, *self.buffers, hypers, *self.lifted, *self.gradients)
+            metadata, _, *tensors = self.lowered.fx_graph(launch_block, *scalars, *self.buffers, hypers, *self.lifted, *self.gradients)
         held = {t.untyped_storage().data_ptr() for t in (*self.buffers, *self.lifted, *self.gradients)}
         fresh = [t.clone() if t.untyped_storage().data_ptr() in held else t for t in tensors]
         return Replayed(metadata.tolist(), fresh)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from zgcompile.errors import BadInput, SourceLine
+from zgcompile.errors import BadInput
 from zgcompile.ir.source import code_line
 
 
@@ -80,10 +80,12 @@ def check_arguments(fn: Callable[..., Any], arguments: Arguments, expected: Sequ
     Raises:
         BadInput: naming the argument, what it was and what it must be.
     """
-    where = code_line(fn)
     for now, was in zip(arguments.tensors, expected, strict=True):
         tensor = arguments.leaves[was.position]
         name = argument_name(fn, was.position)
+        if now == was:
+            continue
+        where = code_line(fn)
         if now.device != was.device:
             raise BadInput(
                 f"argument {name} is on {now.device}, the step was captured with it on {was.device}",
@@ -102,16 +104,16 @@ def check_arguments(fn: Callable[..., Any], arguments: Arguments, expected: Sequ
                 where=where,
                 advice="only dimension 0 of an argument may change between calls",
             )
-    check_not_empty(fn, arguments, where)
+    check_not_empty(fn, arguments)
 
 
-def check_not_empty(fn: Callable[..., Any], arguments: Arguments, where: SourceLine | None = None) -> None:
+def check_not_empty(fn: Callable[..., Any], arguments: Arguments) -> None:
     for tensor in arguments.tensors:
         if tensor.trailing is not None and arguments.leaves[tensor.position].shape[0] == 0:
             name = argument_name(fn, tensor.position)
             raise BadInput(
                 f"argument {name} is an empty batch (0 rows)",
-                where=where or code_line(fn),
+                where=code_line(fn),
                 advice="skip the call when the batch is empty",
             )
 

@@ -125,7 +125,7 @@ class _Session:
                 self.roots.append(new)
                 self.snapshots.insert(0, PythonSnapshot.take(self.fn, [*self.roots]))
 
-        def run() -> None:
+        def run() -> Any:
             first: dict[int, torch.Tensor] = {}
             rows: dict[int, Any] = {}
             for i, tensor in enumerate(self.arguments.tensors):
@@ -141,7 +141,7 @@ class _Session:
                 rows[tensor.position] = buffer
             args, kwargs = self.arguments.rebuild(rows)
             with self.modes():
-                self.run(*args, **kwargs)
+                return self.run(*args, **kwargs)
 
         with self.undone():
             return discover(run, fake_mode, self.found, meet)

@@ -11,7 +11,7 @@ import torch
 from zgcompile.errors import BadInput
 from zgcompile.frontend.arguments import Arguments, check_arguments, check_not_empty, length_groups
 from zgcompile.frontend.capture import capture
-from zgcompile.frontend.specialisation import Specialisation
+from zgcompile.frontend.specialisation import Call, Specialisation
 from zgcompile.frontend.stats import Counters, Stats
 from zgcompile.ir.draws import DrawStream
 from zgcompile.ir.envelope import Envelope
@@ -56,29 +56,30 @@ class CompiledStep:
         functools.update_wrapper(self, fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        arguments = Arguments.of(args, kwargs)
-        specialisation = self._specialisation(arguments)
+        specialisation = self.specialisations[0] if self.specialisations else None
+        if specialisation is None or not specialisation.guards.accept(args, kwargs):
+            specialisation = self._specialisation(Arguments.of(args, kwargs))
         device = specialisation.captured.device
         state = torch.default_generator.get_state() if device.type == "cpu" else None
         seed, offset = self._draws.take(device)
         try:
-            result = specialisation(arguments, step_key(seed, offset))
+            result = specialisation(Call(step_key(seed, offset), args, kwargs))
         except BaseException:
-            if state is not None:
-                torch.default_generator.set_state(state)
-            else:
-                torch.cuda.default_generators[device.index or 0].set_offset(offset)
+            self._draws.put_back(device, offset, state)
             raise
         self._counters.calls += 1
         return result
 
     def _specialisation(self, arguments: Arguments) -> Specialisation:
+        """The capture that serves this call, first in the list from now on; a new one where none does."""
         for candidate in self.specialisations:
-            same_call = arguments.guard_key() == candidate.guards.key and len(arguments.tensors) == len(candidate.guards.tensors)
-            if same_call:
-                check_arguments(self.fn, arguments, candidate.guards.tensors)
-            hypers = tuple(site.get() for site in candidate.captured.hypers)
-            if same_call and candidate.guards.hold(arguments, hypers):
+            guards = candidate.guards
+            if arguments.guard_key() != guards.key or len(arguments.tensors) != len(guards.tensors):
+                continue
+            check_arguments(self.fn, arguments, guards.tensors)
+            if guards.hold(arguments):
+                self.specialisations.remove(candidate)
+                self.specialisations.insert(0, candidate)
                 return candidate
         check_not_empty(self.fn, arguments)
         lengths = arguments.lengths()

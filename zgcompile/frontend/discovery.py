@@ -12,6 +12,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 
 from zgcompile.frontend.lift import LiftMode, lifted_autograd_functions
 from zgcompile.frontend.shape_env import EnvelopeShapeEnv
@@ -71,15 +72,17 @@ class StepHooks:
                 handle.remove()
 
 
-def discover(run: Callable[[], None], fake_mode: FakeTensorMode, found: Discovery, meet: Callable[[Any], None]) -> Discovery:
-    """Run `run()` on fake tensors under `fake_mode`; the caller restores the Python state afterwards."""
+def discover(run: Callable[[], Any], fake_mode: FakeTensorMode, found: Discovery, meet: Callable[[Any], None]) -> Discovery:
+    """Run `run()` on fake tensors under `fake_mode`; the caller restores the Python state afterwards. What it returns may be
+    outside tensors that no op touched: they are lifted too."""
     lift = LiftMode(fake_mode)
     key = fake_mode.from_tensor(torch.zeros((), dtype=torch.int64))
     shape_env = fake_mode.shape_env
     assert isinstance(shape_env, EnvelopeShapeEnv)
     hooks = StepHooks(found, meet)
     with hooks.installed(), fake_mode, enable_python_dispatcher(), KeyedDraws(key), lifted_autograd_functions(lift), lift:
-        run()
+        for leaf in tree_leaves(run()):
+            lift.swap(leaf)
     found.tensors = list(lift.order)
     for tensor in found.tensors:
         if tensor.is_leaf and tensor.requires_grad:

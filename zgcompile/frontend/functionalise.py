@@ -43,6 +43,8 @@ DECOMPOSED = [
     aten.huber_loss,
     aten.huber_loss_backward,
     aten.l1_loss,
+    aten.slice_backward,
+    aten.select_backward,
 ]
 
 

@@ -10,26 +10,44 @@ import torch
 
 from zgcompile.frontend.arguments import Arguments
 from zgcompile.frontend.capture import Captured
-from zgcompile.frontend.python_state import PythonSnapshot
+from zgcompile.frontend.python_state import Change, PythonSnapshot, hyperparameters
+from zgcompile.frontend.state_tensors import MissingState, lifted_tensors, used_lifted
 from zgcompile.ir.program import StepProgram
 
 
 class Guards:
-    """The guards of one capture. `refresh` re-reads the Python state after a step that was the user's own function."""
+    """The guards of one capture. `refresh` re-reads the Python state after a step that was the user's own function.
+
+    `lifted` are the tensors to run on, or None while some do not exist yet; they are looked up anew only when what holds them changed.
+    """
 
     def __init__(self, fn: Any, captured: Captured, arguments: Arguments) -> None:
         self.fn, self.captured = fn, captured
         self.key = arguments.guard_key()
+        self.signature = _flat_signature(arguments)
         self.tensors = list(arguments.tensors)
         self.groups = captured.groups
-        self.numbers: tuple[float, ...] | None = None
+        self.hypers = self._hypers()
+        self.used = used_lifted(captured.program)
+        self.lifted: list[torch.Tensor] | None = None
         self.refresh()
 
     def refresh(self) -> None:
         self.snapshot = PythonSnapshot.take(self.fn, self.captured.roots)
-        lifted = {id(t) for t in self.captured.found.tensors}
-        self.sites = [s for s in self.snapshot.tensors if id(s.tensor) in lifted]
-        self.versions = {i: t._version for i, t in self.tables()}
+        self.options = _options(self.captured.found.optimizers)
+        self.resolve()
+
+    def resolve(self) -> None:
+        """Look up the lifted tensors and note where they are held."""
+        program = self.captured.program
+        try:
+            self.lifted = lifted_tensors(program, self.used)
+        except MissingState:
+            self.lifted = None
+        wanted = {id(t) for t in self.captured.found.tensors} | {id(t) for t in self.lifted or ()}
+        self.sites = [(s.container, s.key, s.tensor) for s in self.snapshot.tensors if id(s.tensor) in wanted]
+        grads = [e for e, used in zip(program.lifted, self.used, strict=True) if e.kind == "grad" and used]
+        self.grads = [(e.resolve, t) for e, t in zip(program.lifted, self.lifted or (), strict=False) if e in grads]
 
     def tables(self) -> list[tuple[int, torch.Tensor]]:
         """Integer lifted inputs that the step never writes: their value ranges are proven from their data."""
@@ -42,33 +60,120 @@ class Guards:
                     found.append((i, tensor))
         return found
 
-    def hold(self, arguments: Arguments, hypers: tuple[float, ...]) -> bool:
+    # -- every call
+
+    def accept(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """The quick yes for a call whose arguments are plain tensors and scalars, like those of the capture. A no says only that
+        the call has to be looked at closely."""
+        signature = self.signature
+        if signature is None or kwargs or len(args) != len(signature):
+            return False
+        for value, (dtype, device, trailing, constant) in zip(args, signature, strict=True):
+            if dtype is None:
+                if value is not constant and (type(value) is not type(constant) or value != constant):
+                    return False
+            elif (
+                not isinstance(value, torch.Tensor)
+                or value.dtype is not dtype
+                or value.device != device
+                or value.requires_grad
+                or (value.dim() == 0) != (trailing is None)
+                or (trailing is not None and (value.shape[1:] != trailing or value.shape[0] == 0))
+            ):
+                return False
+        lengths = [v.shape[0] if s[2] is not None else None for v, s in zip(args, signature, strict=True) if s[0] is not None]
+        return self.lengths_agree(lengths) and self.state_holds()
+
+    def hold(self, arguments: Arguments) -> bool:
         return (
             arguments.guard_key() == self.key
             and len(arguments.tensors) == len(self.tensors)
-            and self.lengths_agree(arguments)
-            and self.snapshot.check() is None
-            and all(site.get() is site.tensor for site in self.sites)
-            and self.hypers_hold(hypers)
+            and self.lengths_agree(arguments.lengths())
+            and self.state_holds()
         )
 
-    def lengths_agree(self, arguments: Arguments) -> bool:
+    def state_holds(self) -> bool:
+        """Python values, held tensors, gradients that the step reads, comparisons on hyperparameters."""
+        if self.snapshot.check() is not None and not self._adopt_loaded_state():
+            return False
+        try:
+            for container, key, tensor in self.sites:
+                if container[key] is not tensor:
+                    return False
+        except (KeyError, IndexError):
+            return False
+        try:
+            if any(resolve() is not tensor for resolve, tensor in self.grads):
+                self.resolve()
+        except AssertionError:
+            self.lifted = None
+        hypers = self._hypers()
+        if hypers != self.hypers:
+            if not hyper_guards_hold(self.captured.program, hypers):
+                return False
+            self.hypers = hypers
+        return True
+
+    def _hypers(self) -> tuple[float, ...]:
+        return tuple([site.get() for site in self.captured.hypers])
+
+    def lengths_agree(self, lengths: Sequence[int | None]) -> bool:
         """Arguments that share a size symbol have the same length now."""
         if len(self.groups) == 1:
             return True
         seen: dict[int, int] = {}
-        for group, length in zip(self.groups, arguments.lengths(), strict=True):
+        for group, length in zip(self.groups, lengths, strict=True):
             if group is not None and length is not None and seen.setdefault(group, length) != length:
                 return False
         return True
 
-    def hypers_hold(self, hypers: tuple[float, ...]) -> bool:
-        """Comparisons on hyperparameters (`weight_decay != 0`) come out as traced; looked at again only when one changed."""
-        if hypers != self.numbers:
-            if not hyper_guards_hold(self.captured.program, hypers):
-                return False
-            self.numbers = hypers
-        return True
+    def _adopt_loaded_state(self) -> bool:
+        """`optimizer.load_state_dict` replaces state and group dictionaries: with equal options, the capture goes on with the new ones."""
+        optimizers = self.captured.found.optimizers
+        if not all(self._is_optimizer_state(change) for change in self.snapshot.diff()):
+            return False
+        if _options(optimizers) != self.options:
+            return False
+        self.captured.hypers = hyperparameters(optimizers)
+        if len(self.captured.hypers) != len(self.captured.program.hyperparameters):
+            return False
+        self.refresh()
+        return self.snapshot.check() is None
+
+    def _is_optimizer_state(self, change: Change) -> bool:
+        for optimizer in self.captured.found.optimizers:
+            if change.owner is optimizer and change.key in ("state", "param_groups"):
+                return True
+            owned = [optimizer.state, optimizer.param_groups, *optimizer.param_groups, *optimizer.state.values()]
+            if any(change.owner is o for o in owned):
+                return True
+        return False
+
+
+def _options(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
+    """Everything of the param groups but the parameters' tensors and the floats: what a trace depends on."""
+    found = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            plain = {k: v for k, v in group.items() if k != "params" and not isinstance(v, (float, tuple, list, torch.Tensor))}
+            found.append((plain, [id(p) for p in group["params"]]))
+    return found
+
+
+def _flat_signature(arguments: Arguments) -> list[tuple[Any, Any, Any, Any]] | None:
+    """(dtype, device, trailing shape, constant) of each positional argument; None where the call is not that simple."""
+    args, kwargs = arguments.rebuild({})
+    if kwargs or len(args) != len(arguments.leaves):
+        return None
+    signature: list[tuple[Any, Any, Any, Any]] = []
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                return None
+            signature.append((value.dtype, value.device, value.shape[1:] if value.dim() else None, None))
+        else:
+            signature.append((None, None, None, value))
+    return signature
 
 
 def hyper_guards_hold(program: StepProgram, hypers: Sequence[float]) -> bool:

@@ -53,12 +53,12 @@ class LiftMode(TorchFunctionMode):
 
 def fake_twin(fake_mode: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
     """A fake tensor like `tensor`, every size static, a leaf that requires grad where the original does, and without `.grad`."""
-    source = tensor.detach()
-    twin = fake_mode.from_tensor(source, static_shapes=True)
-    if isinstance(tensor, torch.nn.Parameter):
-        twin = torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
-    elif tensor.requires_grad:
-        twin.requires_grad_(True)
+    with torch._C.DisableTorchFunction():  # an active LiftMode would lift what the making of a twin handles
+        twin = fake_mode.from_tensor(tensor.detach(), static_shapes=True)
+        if isinstance(tensor, torch.nn.Parameter):
+            twin = torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
+        elif tensor.requires_grad:
+            twin.requires_grad_(True)
     return twin  # type: ignore[return-value]
 
 

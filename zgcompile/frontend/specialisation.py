@@ -10,20 +10,13 @@ from torch.utils._pytree import tree_map, tree_unflatten
 
 from zgcompile.backend.cuda_graph import CudaGraphReplay
 from zgcompile.backend.deferred import DeferredNumber
-from zgcompile.backend.exact import ConditionFailed, run_exact
+from zgcompile.backend.exact import ConditionFailed, ExactRun, run_exact
 from zgcompile.backend.replay import Launch, ReferenceReplay, Replay, Replayed
 from zgcompile.errors import StepError, ZgError
 from zgcompile.frontend.arguments import Arguments
 from zgcompile.frontend.capture import Captured
 from zgcompile.frontend.guards import Guards
-from zgcompile.frontend.state_tensors import (
-    MissingState,
-    host_state_to,
-    lifted_tensors,
-    parameter_of,
-    store_exact,
-    used_lifted,
-)
+from zgcompile.frontend.state_tensors import host_state_to, parameter_of, store_exact
 from zgcompile.frontend.stats import CapacityUse, Counters
 from zgcompile.ir.draws import KeyedDraws
 from zgcompile.ir.envelope import Envelope
@@ -37,6 +30,17 @@ from zgcompile.pipeline import Observed, canonical, lowered_step
 OVERFLOWS_BEFORE_REFIT = 3
 
 
+class Call:
+    """One call of the step: its key and arguments; `leaves` are flattened only where the arguments are nested."""
+
+    __slots__ = ("args", "key", "kwargs", "leaves")
+
+    def __init__(self, key: int, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self.key, self.args, self.kwargs = key, args, kwargs
+        flat = not kwargs and not any(isinstance(a, (list, tuple, dict)) for a in args)
+        self.leaves: Sequence[Any] = args if flat else Arguments.of(args, kwargs).leaves
+
+
 class Specialisation:
     """A captured step under its guards."""
 
@@ -47,115 +51,116 @@ class Specialisation:
         self.counters = counters
         self.program = canonical(captured.program)
         self.guards = Guards(fn, captured, arguments)
-        self.used = used_lifted(self.program)
         self.observed = Observed()
         self.warmed = 0
         self.replay: Replay | None = None
         self.largest: dict[str, int] = {}
         self.overflows_since_fit = 0
-        self.check_lowers(arguments)
+        self.written: list[torch.Tensor] = []
+        self.check_lowers(Call(0, *arguments.rebuild({})))
 
-    def check_lowers(self, arguments: Arguments) -> None:
+    def check_lowers(self, call: Call) -> None:
         """Refuse an op without a rule at the first call, before any step has run."""
         provisional = Observed()
-        provisional.note(self._batch_counts(arguments), {})
+        provisional.note(self._batch_counts(call), {})
         lowered_step(self.program, provisional, self.envelope, self._tables(), self.captured.device)
 
     # -- calls
 
-    def __call__(self, arguments: Arguments, key: int) -> Any:
-        hypers = [site.get() for site in self.captured.hypers]
-        try:
-            lifted = lifted_tensors(self.program, self.used)
-        except MissingState:
-            return self.run_user_function(arguments, key)
-        if self.replay is None and self.warmed >= self.warmup:
-            self.fit(arguments, key, hypers, lifted)
+    def __call__(self, call: Call) -> Any:
+        lifted = self.guards.lifted
+        if lifted is None:
+            return self.run_user_function(call)
         if self.replay is None:
-            self.warmed += 1
-            return self.run_at_exact_sizes(arguments, key, hypers, lifted)
-        return self.run_replay(arguments, key, hypers, lifted)
+            if self.warmed < self.warmup:
+                self.warmed += 1
+                return self.run_at_exact_sizes(call, lifted)
+            self.fit(call, lifted)
+        return self.run_replay(call, lifted)
 
-    def run_user_function(self, arguments: Arguments, key: int) -> Any:
+    def run_user_function(self, call: Call) -> Any:
         """The user's own function, once, with the step's numbers: the first step that creates state, and failed preconditions."""
         self.counters.eager_runs += 1
         self.warmed += self.replay is None
-        with KeyedDraws(torch.tensor(key, dtype=torch.int64, device=self.captured.device)):
-            args, kwargs = arguments.rebuild({})
-            result = self.fn(*args, **kwargs)
+        with KeyedDraws(torch.tensor(call.key, dtype=torch.int64, device=self.captured.device)):
+            result = self.fn(*call.args, **call.kwargs)
         host_state_to(self.captured.found.optimizers, self.captured.device)
         self.guards.refresh()
-        return tree_map(lambda v: v.detach() if isinstance(v, torch.Tensor) else v, result)
+        return tree_map(_detached, result)
 
-    def run_at_exact_sizes(self, arguments: Arguments, key: int, hypers: Sequence[float], lifted: list[torch.Tensor]) -> Any:
+    def run_at_exact_sizes(self, call: Call, lifted: list[torch.Tensor]) -> Any:
         """The dynamic FX graph: warm-up steps and overflow re-runs."""
         try:
-            run = self._exact(arguments, key, hypers, lifted)
+            run = self._exact(call, lifted)
         except ConditionFailed:
             self.counters.preconditions += 1
-            return self.run_user_function(arguments, key)
+            return self.run_user_function(call)
         self.counters.eager_runs += 1
-        self.observed.note({**run.counts, **self._batch_counts(arguments)}, run.ids)
+        self.observed.note({**run.counts, **self._batch_counts(call)}, run.ids)
         store_exact(self.program, lifted, run.outputs)
         leaves = [tree_map(_detached, v) for v in run.outputs[: self.program.user_outputs]]
         return tree_unflatten(leaves, self.program.out_spec)
 
-    def _exact(self, arguments: Arguments, key: int, hypers: Sequence[float], lifted: list[torch.Tensor]) -> Any:
+    def _exact(self, call: Call, lifted: list[torch.Tensor]) -> ExactRun:
         device = self.captured.device
-        scalars = [torch.tensor(v, dtype=torch.int64, device=device) for v in (key, *self._lengths(arguments))]
-        tensors = [arguments.leaves[t.position].detach() for t in arguments.tensors]
+        launch = self._launch(call)
+        scalars = [torch.tensor(v, dtype=torch.int64, device=device) for v in (launch.key, *launch.lengths)]
+        tensors = [t.detach() for t in launch.arguments]
         try:
-            return run_exact(self.program, [*scalars, *tensors, *hypers, *[t.detach() for t in lifted]])
+            return run_exact(self.program, [*scalars, *tensors, *launch.hypers, *[t.detach() for t in lifted]])
         except (IndexError, RuntimeError, ValueError) as error:
             raise _step_error(error) from error
 
-    def run_replay(self, arguments: Arguments, key: int, hypers: Sequence[float], lifted: list[torch.Tensor]) -> Any:
+    def run_replay(self, call: Call, lifted: list[torch.Tensor]) -> Any:
         assert self.replay is not None
-        launch = self._launch(arguments, key, hypers)
+        launch = self._launch(call)
         if not self.replay.fits(launch):
-            return self.overflow(arguments, key, hypers, lifted)
-        if any(u and t.data_ptr() != a for u, t, a in zip(self.used, lifted, self.replay.addresses, strict=True)):
-            self.fit(arguments, key, hypers, lifted)
+            return self.overflow(call, lifted)
+        if self.replay.moved(lifted, self.guards.used):
+            self.fit(call, lifted)
         replayed = self.replay.run(launch)
         self.counters.host_reads += 1
         layout = self.replay.lowered.layout
         if any(replayed.metadata[: len(layout.checks)]):
-            return self.failed(replayed, arguments, key, hypers, lifted)
+            return self.failed(replayed, call, lifted)
         self.counters.replays += 1
         self.hand_out_gradients()
-        torch.autograd.graph.increment_version([lifted[i] for i in self.written])
+        torch.autograd.graph.increment_version(self.written)
         return self.results(replayed)
 
-    def failed(self, replayed: Replayed, arguments: Arguments, key: int, hypers: Sequence[float], lifted: list[torch.Tensor]) -> Any:
+    def failed(self, replayed: Replayed, call: Call, lifted: list[torch.Tensor]) -> Any:
         """Nothing was written. A capacity runs the batch again at exact sizes; a precondition, the user's function; a user error raises."""
         assert self.replay is not None
         checks = self.replay.lowered.layout.failed(replayed.metadata)
         worst = max(check.failure for check in checks)
         if worst is Failure.CAPACITY:
-            return self.overflow(arguments, key, hypers, lifted)
+            return self.overflow(call, lifted)
         if worst is Failure.PRECONDITION:
             self.counters.preconditions += 1
-            return self.run_user_function(arguments, key)
+            return self.run_user_function(call)
         first = checks[0]
         raise StepError(f"{first.what}; nothing was changed", where=first.where, advice="check the batch that was passed in")
 
-    def overflow(self, arguments: Arguments, key: int, hypers: Sequence[float], lifted: list[torch.Tensor]) -> Any:
+    def overflow(self, call: Call, lifted: list[torch.Tensor]) -> Any:
         """Run once more, exactly, with the same numbers; re-fit when it keeps happening."""
         self.counters.overflows += 1
         self.overflows_since_fit += 1
-        result = self.run_at_exact_sizes(arguments, key, hypers, lifted)
+        result = self.run_at_exact_sizes(call, lifted)
         if self.overflows_since_fit >= OVERFLOWS_BEFORE_REFIT:
             self.replay = None
         return result
 
     # -- fitting
 
-    def fit(self, arguments: Arguments, key: int, hypers: Sequence[float], lifted: list[torch.Tensor]) -> None:
-        """Choose the capacities, lower, capture. A capture that fails leaves the step to run at exact sizes."""
+    def fit(self, call: Call, lifted: list[torch.Tensor]) -> None:
+        """Choose the capacities, lower, capture. Sizes that no exact run has shown yet are measured on this batch, writing nothing."""
         if not self.observed.counts:
-            run = self._exact(arguments, key, hypers, lifted)
-            self.observed.note({**run.counts, **self._batch_counts(arguments)}, run.ids)
-        self.observed.note(self._batch_counts(arguments), {})
+            try:
+                run = self._exact(call, lifted)
+                self.observed.note(run.counts, run.ids)
+            except ConditionFailed:
+                pass  # the replay finds it out too
+        self.observed.note(self._batch_counts(call), {})
         lowered = lowered_step(self.program, self.observed, self.envelope, self._tables(), self.captured.device)
         self.counters.captures += 1
         self.overflows_since_fit = 0
@@ -163,7 +168,7 @@ class Specialisation:
             self.replay = CudaGraphReplay(lowered, lifted, self.captured.device, self.lowering)
         else:
             self.replay = ReferenceReplay(lowered, lifted, self.captured.device)
-        self.written = lowered.written_lifted()
+        self.written = [lifted[i] for i in lowered.written_lifted()]
 
     def _tables(self) -> dict[int, Span]:
         spans = {}
@@ -175,25 +180,22 @@ class Specialisation:
 
     # -- inputs and outputs
 
-    def _lengths(self, arguments: Arguments) -> list[int]:
-        by_group: dict[int, int] = {}
-        for group, length in zip(self.captured.groups, arguments.lengths(), strict=True):
-            if group is not None and length is not None:
-                by_group[group] = length
-        return [by_group[g] for g in sorted(by_group)]
+    def _launch(self, call: Call) -> Launch:
+        tensors = [call.leaves[t.position] for t in self.guards.tensors]
+        lengths: dict[int, int] = {}
+        for group, tensor in zip(self.captured.groups, tensors, strict=True):
+            if group is not None:
+                lengths[group] = tensor.shape[0]
+        return Launch(call.key, [lengths[g] for g in sorted(lengths)], tensors, self.guards.hypers)
 
-    def _batch_counts(self, arguments: Arguments) -> dict[Any, int]:
-        lengths = iter(self._lengths(arguments))
+    def _batch_counts(self, call: Call) -> dict[Any, int]:
+        lengths = iter(self._launch(call).lengths)
         counts = {}
         for node in self.program.fx_graph.graph.nodes:
             if node.target is torch.ops.zgcompile.dynamic_rows.default:
                 symbol = next(iter(node.meta["unbacked_bindings"]))
                 counts[symbol] = next(lengths)
         return counts
-
-    def _launch(self, arguments: Arguments, key: int, hypers: Sequence[float]) -> Launch:
-        tensors = [arguments.leaves[t.position] for t in arguments.tensors]
-        return Launch(key, self._lengths(arguments), tensors, hypers)
 
     def hand_out_gradients(self) -> None:
         """Point `p.grad` at its buffer, or at None, as the step left it."""
@@ -222,7 +224,7 @@ class Specialisation:
         for output in lowered.outputs:
             match output:
                 case TensorOutput(position, sizes):
-                    tensor = replayed.tensors[position - 1]
+                    tensor = replayed.tensors[position]
                     for dim, size in enumerate(sizes):
                         if not isinstance(size, int):
                             tensor = tensor.narrow(dim, 0, exact(size))
@@ -230,7 +232,7 @@ class Specialisation:
                 case SizeOutput(expr):
                     leaves.append(exact(expr))
                 case NumberOutput(position, is_int):
-                    leaves.append(DeferredNumber(replayed.tensors[position - 1], is_int, self.counters.read_deferred))
+                    leaves.append(DeferredNumber(replayed.tensors[position], is_int, self.counters.read_deferred))
                 case ConstantOutput(value):
                     leaves.append(value)
         return tree_unflatten(leaves, self.program.out_spec)

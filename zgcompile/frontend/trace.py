@@ -73,9 +73,14 @@ def trace(request: TraceRequest) -> Traced:
         lifted.append(entry)
 
     owners = {id(t.grad): t for t in request.found.tensors if t.is_leaf and t.grad is not None}
+    held = _held_state(request.found.optimizers)
     for number, tensor in enumerate(request.found.tensors):
         owner = owners.get(id(tensor))
-        if owner is None:
+        if id(tensor) in held:
+            parameter, key = held[id(tensor)]
+            name = f"{request.names.get(id(parameter), 'parameter')}.{key}"
+            add(id(tensor), fake_twin(fake_mode, tensor), LiftedInput(name, _constant(tensor), "state"))
+        elif owner is None:
             name = request.names.get(id(tensor), f"tensor{number}")
             add(id(tensor), fake_twin(fake_mode, tensor), LiftedInput(name, _constant(tensor), "tensor"))
         else:
@@ -144,6 +149,18 @@ def trace(request: TraceRequest) -> Traced:
         result["constants"],
         result["gradients"],
     )
+
+
+def _held_state(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, tuple[torch.Tensor, str]]:
+    """id of each tensor of optimizer state -> its parameter and key."""
+    return {
+        id(value): (parameter, key)
+        for optimizer in optimizers
+        for parameter, state in optimizer.state.items()
+        if isinstance(parameter, torch.Tensor)
+        for key, value in state.items()
+        if isinstance(value, torch.Tensor)
+    }
 
 
 def _constant(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:

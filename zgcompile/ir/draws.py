@@ -61,6 +61,13 @@ class DrawStream:
         finally:
             torch.default_generator.set_state(state)
 
+    def put_back(self, device: torch.device, offset: int, state: Tensor | None) -> None:
+        """Undo a `take` of a step that did not happen; `state` is the CPU generator's from before it."""
+        if device.type == "cuda":
+            _cuda_generator(device).set_offset(offset)
+        elif state is not None:
+            torch.default_generator.set_state(state)
+
     def _next(self, device: torch.device) -> tuple[int, int]:
         if device.type == "cuda":
             generator = _cuda_generator(device)

@@ -14,7 +14,7 @@ from zgcompile.ir.status import MetadataLayout
 
 @dataclass(frozen=True)
 class TensorOutput:
-    """A returned tensor: static output `position`, cut to `sizes` (int or expressions in size symbols)."""
+    """A returned tensor: number `position` of the returned tensors, cut to `sizes` (int or expressions in size symbols)."""
 
     position: int
     sizes: tuple[int | sympy.Expr, ...]
@@ -47,8 +47,8 @@ Output = TensorOutput | SizeOutput | NumberOutput | ConstantOutput
 
 @dataclass
 class LoweredStep:
-    """Placeholders, in order: the key; the lengths; the argument buffers at cap; one float64 vector of hyperparameters; the lifted
-    tensors; the gradient buffers. Outputs, in order: the metadata buffer, then the returned tensors at cap. State and gradient
+    """Placeholders, in order: the launch block (launch id, record address); the key; the lengths; the argument buffers at cap; one float64 vector of hyperparameters; the lifted
+    tensors; the gradient buffers. Outputs, in order: the metadata buffer, the published launch id, the returned tensors at cap. State and gradient
     buffers are written in place by `copy_`, gated by the status.
     """
 
@@ -65,7 +65,7 @@ class LoweredStep:
 
     @property
     def argument_inputs(self) -> list[torch.Tensor]:
-        first = 1 + self.lengths
+        first = 2 + self.lengths
         return self.example_inputs[first : first + len(self.argument_caps)]
 
     @property
@@ -75,7 +75,7 @@ class LoweredStep:
     def written_lifted(self) -> list[int]:
         """Indices of the lifted tensors that the step writes in place."""
         placeholders = [n for n in self.fx_graph.graph.nodes if n.op == "placeholder"]
-        first = 1 + self.lengths + len(self.argument_caps) + 1
+        first = 2 + self.lengths + len(self.argument_caps) + 1
         written = {n.args[0] for n in self.fx_graph.graph.nodes if n.target is torch.ops.aten.copy_.default}
         lifted = placeholders[first : len(placeholders) - self.gradients]
         return [i for i, placeholder in enumerate(lifted) if placeholder in written]

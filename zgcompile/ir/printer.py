@@ -10,7 +10,7 @@
 Values are numbered in order of printing and sizes (`n0`) and device floats (`f0`) in order of birth, each declared once. Arithmetic
 on sizes and floats is folded into the arguments that use it. Required arguments come by position, the others by name and only when
 they differ from the default. Left out because they say nothing: the device that most of the FX graph is on, strided layout,
-unpinned memory, and a `key` that nothing draws with.
+unpinned memory, and a `key` or a vector `hypers` that nothing uses.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ BIRTHS = {
     "zgcompile.dynamic_rows": "rows", "aten._local_scalar_dense": "item", "aten.index": "mask", "aten._unique2": "unique",
     "aten.unique_dim": "unique",
 }  # fmt: skip
-DEFAULT_OVERLOADS = ("Tensor", "self", "default", "int")
+DEFAULT_OVERLOADS = ("default", "Tensor", "self", "int")
+SILENT_INPUTS = ("key", "hypers")  # not printed when nothing uses them
 LARGEST_CONSTANT = 16  # elements of a tensor constant that is printed
 WIDEST_HEADER = 120  # characters; a longer header has one input a line
 OPERATORS = {
@@ -88,7 +89,9 @@ def type_texts(module: GraphModule) -> dict[Node, str]:
 def default_overload(packet: Any) -> str:
     """The overload that a name without one stands for."""
     overloads = packet.overloads()
-    return next((o for o in DEFAULT_OVERLOADS if o in overloads), overloads[0])
+    # The default of aten.add is one of plain numbers.
+    known = (o for o in DEFAULT_OVERLOADS if o in overloads and "Tensor" in str(getattr(packet, o)._schema))
+    return next(known, overloads[0])
 
 
 def op_name(target: Any) -> str:
@@ -174,7 +177,7 @@ class _Printer:
         return "\n".join([self._header(), *[f"  {line}" for line in body]]) + "\n"
 
     def _header(self) -> str:
-        shown = [n for n in self.inputs if n.users or self.values[n] != "key"]
+        shown = [n for n in self.inputs if n.users or self.values[n] not in SILENT_INPUTS]
         inputs = [f"{self.values[n]}: {self._typed(n)}" for n in shown]
         line = f"fx_graph({', '.join(inputs)}):"
         if len(line) <= WIDEST_HEADER:

@@ -9,6 +9,7 @@ from zgcompile.kernels import (
     index_add,
     index_put,
     keyed_draw,
+    publish,
     repeat_interleave,
     unique,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "index_put",
     "keyed_draw",
     "native",
+    "publish",
     "registered_kernels",
     "repeat_interleave",
     "unique",

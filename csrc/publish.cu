@@ -1,0 +1,13 @@
+#include "publish.cuh"
+
+#include "launchers.h"
+
+namespace zgcompile {
+
+cudaError_t publish(const int64_t* metadata, int64_t size, const int64_t* launch, int64_t* published,
+                    cudaStream_t stream) {
+  zg_publish<<<1, kPublishThreads, 0, stream>>>(metadata, size, launch, published);
+  return cudaGetLastError();
+}
+
+}  // namespace zgcompile

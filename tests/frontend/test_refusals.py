@@ -1,0 +1,591 @@
+"""What one FX graph cannot hold is refused at the first call, by the user's line, with nothing changed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import zgcompile
+from zgcompile.errors import CaptureRefused, PythonStateChanged, UnsupportedOp, ZgError
+
+# ruff: noqa: PLW0603
+
+COUNT = 0
+SEEN: dict[str, int] = {}
+Case = Callable[[Any], Any]
+CASES: dict[str, tuple[Case, type[ZgError]]] = {}
+
+
+def refused(kind: type[ZgError]) -> Callable[[Case], Case]:
+    def register(case: Case) -> Case:
+        CASES[case.__name__] = case, kind
+        return case
+
+    return register
+
+
+@refused(CaptureRefused)
+def branch_on_any(w):
+    def step(seeds):
+        mask = w.y[seeds] == 1
+        if mask.any():  # HERE
+            w.train(w.loss(seeds))
+
+    return step
+
+
+@refused(CaptureRefused)
+def branch_in_a_helper(w):
+    def keep(t):
+        return t if t.sum() > 0 else -t  # HERE
+
+    def step(seeds):
+        return keep(w.x[seeds])
+
+    step.source = keep
+    return step
+
+
+@refused(CaptureRefused)
+def loop_over_a_device_count(w):
+    def step(seeds):
+        rounds = w.y[seeds].max()
+        total = w.loss(seeds)
+        for _ in range(rounds):  # HERE
+            total = total + 1
+        w.train(total)
+
+    return step
+
+
+@refused(CaptureRefused)
+def loop_over_an_item(w):
+    def step(seeds):
+        rounds = int(w.y[seeds].sum().item())
+        for _ in range(rounds):  # HERE
+            w.train(w.loss(seeds))
+
+    return step
+
+
+@refused(CaptureRefused)
+def loop_over_rows(w):
+    def step(seeds):
+        total = w.loss(seeds)
+        for s in seeds:  # HERE
+            total = total + s
+        w.train(total)
+
+    return step
+
+
+@refused(CaptureRefused)
+def while_a_frontier_is_left(w):
+    def step(seeds):
+        frontier = seeds
+        while frontier.numel():  # HERE
+            frontier = frontier[w.y[frontier] > 1]
+        w.train(w.loss(seeds))
+
+    return step
+
+
+@refused(CaptureRefused)
+def assertion_on_values(w):
+    def step(seeds):
+        assert (w.x[seeds] > -100).all()  # HERE
+        w.train(w.loss(seeds))
+
+    return step
+
+
+@refused(CaptureRefused)
+def truth_of_a_tensor(w):
+    def step(seeds):
+        w.train(w.loss(seeds))
+        return bool((seeds > 3).all())  # HERE
+
+    return step
+
+
+@refused(CaptureRefused)
+def comparison_of_the_loss(w):
+    def step(seeds):
+        loss = w.loss(seeds)
+        if loss > 3:  # HERE
+            return loss
+        w.train(loss)
+        return loss
+
+    return step
+
+
+@refused(CaptureRefused)
+def comparison_of_an_item(w):
+    def step(seeds):
+        loss = w.loss(seeds)
+        if loss.item() < 1e9:  # HERE
+            w.train(loss)
+        return loss
+
+    return step
+
+
+@refused(CaptureRefused)
+def and_of_tensors(w):
+    def step(seeds):
+        loss = w.loss(seeds)
+        return (loss > 0) and (loss < 3)  # HERE
+
+    return step
+
+
+@refused(UnsupportedOp)
+def an_op_without_a_rule(w):
+    def step(seeds):
+        w.train(w.loss(seeds))
+        return torch.cdist(w.x[seeds], w.x[seeds])  # HERE
+
+    return step
+
+
+@refused(PythonStateChanged)
+def a_counter_attribute(w):
+    def step(seeds):
+        w.n += 1  # HERE
+        w.train(w.loss(seeds))
+
+    return step
+
+
+@refused(PythonStateChanged)
+def a_list_append(w):
+    losses: list[Any] = []
+
+    def step(seeds):
+        loss = w.loss(seeds)
+        w.train(loss)
+        losses.append(loss)  # HERE
+
+    return step
+
+
+@refused(PythonStateChanged)
+def a_dict_write(w):
+    history = {"n": 0}
+
+    def step(seeds):
+        w.train(w.loss(seeds))
+        history["n"] = history["n"] + 1  # HERE
+
+    return step
+
+
+@refused(PythonStateChanged)
+def a_new_dict_key(w):
+    cache: dict[str, Any] = {}
+
+    def step(seeds):
+        loss = w.loss(seeds)
+        cache["loss"] = loss.detach()  # HERE
+        w.train(loss)
+
+    return step
+
+
+@refused(PythonStateChanged)
+def a_global_counter(w):
+    def step(seeds):
+        global COUNT
+        COUNT += 1  # HERE
+        w.train(w.loss(seeds))
+
+    return step
+
+
+@refused(PythonStateChanged)
+def a_global_dict(w):
+    def step(seeds):
+        SEEN["steps"] = 1  # HERE
+        w.train(w.loss(seeds))
+
+    return step
+
+
+@refused(PythonStateChanged)
+def a_nonlocal_counter(w):
+    count = 0
+
+    def step(seeds):
+        nonlocal count
+        count += 1  # HERE
+        w.train(w.loss(seeds))
+
+    return step
+
+
+@refused(PythonStateChanged)
+def a_rebound_memory(w):
+    w.memory = torch.zeros(40)
+
+    def step(seeds):
+        w.train(w.loss(seeds))
+        w.memory = w.memory * 0.9  # HERE
+
+    return step
+
+
+@refused(PythonStateChanged)
+def a_rebound_buffer(w):
+    w.model.register_buffer("memory", torch.zeros(3))
+
+    def step(seeds):
+        w.train(w.loss(seeds))
+        w.model.memory = w.model.memory + 1  # HERE
+
+    return step
+
+
+@refused(PythonStateChanged)
+def a_new_attribute(w):
+    def step(seeds):
+        loss = w.loss(seeds)
+        w.last = loss.detach()  # HERE
+        w.train(loss)
+
+    return step
+
+
+@refused(PythonStateChanged)
+def a_flip_to_eval(w):
+    w.model = nn.Sequential(w.model, nn.Dropout(0.5))
+
+    def step(seeds):
+        w.train(w.loss(seeds))
+        w.model.eval()  # HERE
+
+    return step
+
+
+@refused(PythonStateChanged)
+def the_lr_inside(w):
+    def step(seeds):
+        w.train(w.loss(seeds))
+        w.opt.param_groups[0]["lr"] = w.opt.param_groups[0]["lr"] * 0.9  # HERE
+
+    return step
+
+
+@refused(PythonStateChanged)
+def a_scheduler_inside(w):
+    scheduler = torch.optim.lr_scheduler.StepLR(w.opt, 10)
+
+    def step(seeds):
+        w.train(w.loss(seeds))
+        scheduler.step()  # HERE
+
+    return step
+
+
+@refused(CaptureRefused)
+def a_print(w):
+    def step(seeds):
+        loss = w.loss(seeds)
+        print(loss)  # HERE
+        w.train(loss)
+
+    return step
+
+
+@refused(CaptureRefused)
+def python_random(w):
+    def step(seeds):
+        loss = w.loss(seeds) * random.random()  # HERE
+        w.train(loss)
+
+    return step
+
+
+@refused(CaptureRefused)
+def numpy_random(w):
+    def step(seeds):
+        loss = w.loss(seeds) * float(np.random.rand())  # HERE
+        w.train(loss)
+
+    return step
+
+
+@refused(CaptureRefused)
+def numpy_generator(w):
+    rng = np.random.default_rng(0)
+
+    def step(seeds):
+        loss = w.loss(seeds) * float(rng.random())  # HERE
+        w.train(loss)
+
+    return step
+
+
+@refused(CaptureRefused)
+def an_iterator(w):
+    scales = iter([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
+
+    def step(seeds):
+        loss = w.loss(seeds) * next(scales)  # HERE
+        w.train(loss)
+
+    return step
+
+
+@refused(CaptureRefused)
+def a_python_generator(w):
+    scales = (float(i) for i in range(100))
+
+    def step(seeds):
+        loss = w.loss(seeds) * next(scales)  # HERE
+        w.train(loss)
+
+    return step
+
+
+@refused(CaptureRefused)
+def a_write_to_the_argument(w):
+    def step(seeds):
+        seeds.clamp_(max=20)  # HERE
+        w.train(w.loss(seeds))
+
+    return step
+
+
+@refused(CaptureRefused)
+def numpy_of_a_tensor(w):
+    def step(seeds):
+        loss = w.loss(seeds)
+        w.train(loss)
+        return loss.detach().numpy()  # HERE
+
+    return step
+
+
+@refused(CaptureRefused)
+def tolist_of_a_tensor(w):
+    def step(seeds):
+        w.train(w.loss(seeds))
+        return seeds.tolist()  # HERE
+
+    return step
+
+
+@refused(CaptureRefused)
+def a_generator_of_torch(w):
+    generator = torch.Generator().manual_seed(0)
+
+    def step(seeds):
+        noise = torch.rand(seeds.numel(), 5, generator=generator)  # HERE
+        w.train(w.loss(seeds) + noise.sum() * 0)
+
+    return step
+
+
+@refused(CaptureRefused)
+def a_seed_inside(w):
+    def step(seeds):
+        torch.manual_seed(0)  # HERE
+        w.train(w.loss(seeds) + torch.rand(()))
+
+    return step
+
+
+@refused(CaptureRefused)
+def sparse_adam(w):
+    table = nn.Embedding(40, 5, sparse=True)
+    opt = torch.optim.SparseAdam(table.parameters(), lr=0.1)
+
+    def step(seeds):
+        opt.zero_grad()
+        table(seeds).sum().backward()
+        opt.step()  # HERE
+
+    return step
+
+
+@refused(CaptureRefused)
+def lbfgs(w):
+    opt = torch.optim.LBFGS(w.model.parameters())
+
+    def step(seeds):
+        def closure():
+            opt.zero_grad()
+            loss = w.loss(seeds)
+            loss.backward()
+            return loss
+
+        opt.step(closure)  # HERE
+
+    return step
+
+
+@refused(CaptureRefused)
+def clip_that_raises(w):
+    def step(seeds):
+        w.opt.zero_grad()
+        w.loss(seeds).backward()
+        nn.utils.clip_grad_norm_(w.model.parameters(), 1.0, error_if_nonfinite=True)  # HERE
+        w.opt.step()
+
+    return step
+
+
+@refused(CaptureRefused)
+def a_skip_on_the_norm(w):
+    def step(seeds):
+        w.opt.zero_grad()
+        w.loss(seeds).backward()
+        norm = nn.utils.clip_grad_norm_(w.model.parameters(), 1.0)
+        if norm < 10:  # HERE
+            w.opt.step()
+
+    return step
+
+
+@refused(CaptureRefused)
+def a_grad_scaler(w):
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    def step(seeds):
+        w.opt.zero_grad()
+        scaler.scale(w.loss(seeds)).backward()
+        scaler.step(w.opt)  # HERE
+        scaler.update()
+
+    return step
+
+
+@refused(CaptureRefused)
+def numbers_that_vary(w):
+    clock = random.Random(0)
+
+    def step(seeds):
+        scale = torch.tensor([clock.random(), 2.0])  # HERE
+        w.train(w.loss(seeds) * scale.sum())
+
+    return step
+
+
+@refused(CaptureRefused)
+def a_python_clock(w):
+    import time
+
+    def step(seeds):
+        w.train(w.loss(seeds) * time.perf_counter())  # HERE
+
+    return step
+
+
+@refused(CaptureRefused)
+def an_index_into_a_list(w):
+    scales = [1.0, 2.0, 3.0]
+
+    def step(seeds):
+        k = w.y[seeds].max().item()
+        w.train(w.loss(seeds) * scales[k])  # HERE
+
+    return step
+
+
+@refused(CaptureRefused)
+def a_formatted_value(w):
+    def step(seeds):
+        loss = w.loss(seeds)
+        w.train(loss)
+        return f"loss {loss.item():.3f}"  # HERE
+
+    return step
+
+
+def roots_of(step: Any) -> list[Any]:
+    return [c.cell_contents for c in step.__closure__ or ()]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_refused(name, new_world, check_refused, batches_of):
+    case, kind = CASES[name]
+    world = new_world()
+    step = case(world)
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    error = check_refused(step, *batches_of(8), kind=kind, source=getattr(step, "source", None), roots=[world, *roots_of(step)])
+    assert "zgcompile bug" not in str(error)
+
+
+def test_a_corrected_step_works_after_a_refusal(new_world, compare, check_refused, batches_of):
+    def build() -> Any:
+        w = new_world()
+        w.opt = torch.optim.Adam(w.model.parameters(), lr=0.1)
+
+        def wrong(seeds):
+            loss = w.loss(seeds)
+            w.train(loss)
+            if loss > 3:  # HERE
+                w.n += 1
+            return loss
+
+        def right(seeds):
+            loss = w.loss(seeds)
+            w.train(loss)
+            return loss
+
+        check_refused(wrong, *batches_of(8), roots=[w])
+        return right, w
+
+    compiled = compare(build, batches_of(8, 8, 8, 3))
+    assert compiled.stats.replays >= 2
+
+
+def test_the_refused_function_still_runs_eagerly(new_world, check_refused, batches_of):
+    w, v = new_world(), new_world()
+
+    def build(world: Any) -> Any:
+        def step(seeds):
+            world.n += 1  # HERE
+            loss = world.loss(seeds)
+            world.train(loss)
+            return loss
+
+        return step
+
+    step = build(w)
+    check_refused(step, *batches_of(8), roots=[w])
+    for batch in batches_of(8, 8):
+        assert torch.equal(step(batch), build(v)(batch))
+    assert w.n == v.n == 2
+
+
+def test_an_exception_of_the_step_is_the_users_own(new_world, take_image, batches_of):
+    w = new_world()
+
+    def step(seeds):
+        w.train(w.loss(seeds))
+        raise KeyError("mine")
+
+    compiled = zgcompile.compile(step, warmup=1)
+    before = take_image(step, w)
+    with pytest.raises(KeyError, match="mine"):
+        compiled(*batches_of(8))
+    assert take_image(step, w) == before
+
+
+def test_not_a_function():
+    with pytest.raises(ZgError):
+        zgcompile.compile(3)
+    with pytest.raises(ZgError):
+        zgcompile.compile(lambda s: s, warmup=0)
+    with pytest.raises(ZgError):
+        zgcompile.compile(lambda s: s, lowering="magic")

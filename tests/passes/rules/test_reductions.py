@@ -1,0 +1,97 @@
+"""Reductions and scans: what a pad holds counts for nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.passes.rules.harness import Case, Fixed, Rows, backward, check_case
+
+LONG, BOOL = torch.int64, torch.bool
+N, N4, L, B = Rows("n"), Rows("n", (4,)), Rows("n", (), LONG), Rows("n", (), BOOL)
+INTS = Rows("n", (4,), LONG, -2, 3)  # full of ties
+
+CASES = [
+    Case("sum", backward(lambda x: x.sum()), (N4,)),
+    Case("sum of rows", backward(lambda x: x.sum(0)), (N4,)),
+    Case("sum of columns", backward(lambda x: x.sum(1)), (N4,)),
+    Case("sum over both", lambda x: x.sum((0, 1), keepdim=True), (N4,)),
+    Case("sum kept", backward(lambda x: x.sum(0, keepdim=True)), (N4,)),
+    Case("sum in another type", lambda x: x.sum(0, dtype=torch.float64), (N4,)),
+    Case("sum of integers", lambda x: x.sum(), (L,)),
+    Case("sum of flags", lambda m: (m.sum(), m.sum(0), (~m).sum()), (B,)),
+    Case("sum of float16", lambda x: x.sum(0), (Rows("n", (4,), torch.float16),), tolerance=1e-2),
+    Case("sum of bfloat16", lambda x: x.sum(0), (Rows("n", (4,), torch.bfloat16),), tolerance=5e-2),
+    Case("sum over number", lambda x: x.sum() / x.numel(), (N4,)),
+    Case("sum times size", lambda x: float(x.sum()) * x.size(0), (N4,)),
+    Case("nansum", lambda x: torch.where(x > 0, x, torch.nan).nansum(0), (N4,)),
+    Case("any", lambda x: ((x > 2).any(), (x > 2).any(0), (x > 2).any(1)), (N4,)),
+    Case("any of dims", lambda x: (x > 2).any((0, 1)), (N4,)),
+    Case("all", lambda x: ((x > -2).all(), (x > -2).all(0), (x > -2).all(1)), (N4,)),
+    Case("all of dims", lambda x: (x > -2).all((0, 1)), (N4,)),
+    Case("count_nonzero", lambda x: (x.count_nonzero(), x.count_nonzero(0), x.count_nonzero((0, 1))), (INTS,)),
+    Case("prod", backward(lambda x: (x.prod(), x.prod(0), x.prod(1))), (Rows("n", (2,)),), tolerance=1e-4),
+    Case("mean", backward(lambda x: x.mean()), (N4,)),
+    Case("mean of rows", backward(lambda x: x.mean(0)), (N4,)),
+    Case("mean of columns", backward(lambda x: x.mean(-1)), (N4,)),
+    Case("mean kept", lambda x: (x.mean((0, 1), keepdim=True), x.mean(dtype=torch.float64)), (N4,)),
+    Case("mean of bfloat16", backward(lambda x: x.mean(0)), (Rows("n", (4,), torch.bfloat16),), tolerance=5e-2),
+    Case("mean of comparisons", lambda x: (x > 0).float().mean(), (N4,)),
+    Case("amax", backward(lambda x: (x.amax(0), x.amax(1), x.amax())), (N4,)),
+    Case("amin", backward(lambda x: (x.amin(0), x.amin(1), x.amin())), (N4,)),
+    Case("amax of integers", lambda x: (x.amax(0), x.amin(0), x.amax((0, 1))), (INTS,)),
+    Case("max", backward(lambda x: x.max()), (N4,)),
+    Case("min", backward(lambda x: x.min()), (N4,)),
+    Case("max of integers", lambda x: (x.max(), x.min()), (INTS,)),
+    Case("max of flags", lambda m: (m.max(), m.min()), (B,)),
+    Case("max of rows", backward(lambda x: x.max(0)), (N4,)),
+    Case("max with ties", lambda x: (*x.max(0), *x.min(0), *x.max(1)), (INTS,)),
+    Case("max with infinite values", lambda x: torch.where(x > 0, x, -torch.inf).max(0), (N4,)),
+    Case("max of the least integers", lambda x: (x.clamp(max=0) - 2**63).max(0), (L,)),
+    Case("max with NaN", lambda x: torch.where(x > 0, x, torch.nan).max(0), (N4,)),
+    Case("argmax", lambda x: (x.argmax(0), x.argmax(1), x.argmax()), (N4,)),
+    Case("argmin", lambda x: (x.argmin(0), x.argmin(1), x.argmin()), (N4,)),
+    Case("argmax with ties", lambda x: (x.argmax(0), x.argmin(0), x.argmax(), x.argmin(0, keepdim=True)), (INTS,)),
+    Case("argmax of columns with ties", lambda x: x.argmax(1), (INTS,)),
+    Case("flat argmax across columns", lambda x: x.t().argmax(), (N4,)),
+    Case("accuracy", lambda x, y: ((x.argmax(1) == y).sum(), (x.argmax(1) == y).float().mean()), (N4, Rows("n", (), LONG, 0, 4))),
+    Case("aminmax", lambda x: (*torch.aminmax(x), *torch.aminmax(x, dim=0)), (N4,)),
+    Case("var", backward(lambda x: x.var(0)), (N4,), tolerance=1e-5),
+    Case("var of all", backward(lambda x: x.var()), (N4,), tolerance=1e-5),
+    Case("var without correction", lambda x: x.var(0, correction=0), (N4,), tolerance=1e-5),
+    Case("std", backward(lambda x: x.std(0)), (N4,), tolerance=1e-4),
+    Case("std kept", lambda x: x.std(0, keepdim=True), (N4,), tolerance=1e-5),
+    Case("std of columns", lambda x: x.std(1), (N4,), tolerance=1e-5),
+    Case("var_mean", lambda x: torch.var_mean(x, 0), (N4,), tolerance=1e-5),
+    Case("std_mean", lambda x: torch.std_mean(x, 0, keepdim=True), (N4,), tolerance=1e-5),
+    Case("var of bfloat16", lambda x: x.var(0), (Rows("n", (4,), torch.bfloat16),), tolerance=5e-2),
+    Case("norm", backward(lambda x: x.norm()), (N4,), tolerance=1e-5),
+    Case("norm of rows", backward(lambda x: x.norm(dim=0)), (N4,), tolerance=1e-5),
+    Case("norm of columns", backward(lambda x: x.norm(dim=1)), (N4,), tolerance=1e-5),
+    Case("norm of order one", lambda x: (x.norm(1), x.norm(1, dim=0)), (N4,), tolerance=1e-5),
+    Case("norm of order infinity", lambda x: (x.norm(torch.inf), torch.linalg.vector_norm(x, torch.inf, 0)), (N4,)),
+    Case("linalg.norm", lambda x: torch.linalg.norm(x, dim=0), (N4,), tolerance=1e-5),
+    Case("Frobenius norm", lambda x: torch.linalg.matrix_norm(x), (N4,), tolerance=1e-5),
+    Case("normalize rows", backward(lambda x: torch.nn.functional.normalize(x, dim=1)), (N4,), tolerance=1e-5),
+    Case("normalize over rows", backward(lambda x: torch.nn.functional.normalize(x, dim=0)), (N4,), tolerance=1e-5),
+    Case("cumsum", backward(lambda x: x.cumsum(0)), (N4,), tolerance=1e-5),
+    Case("cumsum of integers", lambda x: (x.cumsum(0), x.cumsum(0) - x), (L,)),
+    Case("cumsum of flags", lambda m: m.cumsum(0), (B,)),
+    Case("cumsum of columns", lambda x: x.cumsum(1), (N4,)),
+    Case("cumprod", lambda x: x.cumprod(0), (N4,), tolerance=1e-5),
+    Case("cummax", lambda x: (*x.cummax(0), *x.cummin(0)), (INTS,)),
+    Case("logcumsumexp", lambda x: x.logcumsumexp(0), (N4,), tolerance=1e-5),
+    Case("logsumexp", backward(lambda x: (x.logsumexp(0), x.logsumexp(1))), (N4,), tolerance=1e-5),
+    Case("mean over a transposed dimension", backward(lambda x: x.t().mean(1)), (N4,)),
+    Case("median is refused or right", lambda x: x.sort(0).values[0], (N4,)),
+    Case("distance", lambda x, y: (x - y).pow(2).sum(-1).sqrt().mean(), (N4, N4), tolerance=1e-5),
+    Case("mean of nothing", lambda x, m: x[m & ~m].mean(), (N, B)),
+    Case("sum of nothing", lambda x, m: (x[m & ~m].sum(), x[m & ~m].prod()), (N, B)),
+    Case("weights over their sum", backward(lambda x, w: (x * w).sum() / w.abs().sum().clamp(min=1)), (N, N)),
+    Case("two masks of a table", lambda t, i: (t[i].mean(0), t.sum()), (Fixed((7, 4)), Rows("n", (), LONG, 0, 7))),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_case(case):
+    check_case(case)

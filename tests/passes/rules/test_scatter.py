@@ -1,0 +1,133 @@
+"""Writes by index: pads go nowhere, whatever they hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.passes.rules.harness import Case, Fixed, Hyper, Rows, backward, check_case
+from zgcompile.ir.status import Failure
+
+LONG, INT, BOOL = torch.int64, torch.int32, torch.bool
+N4, M4, T, V = Rows("n", (4,)), Rows("m", (4,)), Fixed((7, 4)), Fixed((7,))
+TO_TABLE, TO_ROWS = Rows("n", (), LONG, 0, 7), Rows("n", (), LONG, 0, "m")
+WIDE = {"batches": ({"n": 9, "m": 6}, {"n": 8, "m": 2}, {"n": 2, "m": 5})}
+
+
+def always(failure):
+    return lambda counts: failure if counts["n"] else None
+
+
+def masked_add(out, x, m, w):
+    out = out.clone()
+    out[m] += x[m] @ w
+    return out
+
+
+def written(h, m, v):
+    h = h.clone()
+    h[m] = v
+    return h
+
+
+def set_at(t, i, v):
+    t = t.clone()
+    t[i] = v
+    return t
+
+
+def reduced(reduce, include_self=True):
+    def run(t, i, x):
+        return t.scatter_reduce(0, i.unsqueeze(1).expand(-1, 4), x, reduce, include_self=include_self)
+
+    return run
+
+
+def sliced(place):
+    def run(t, v):
+        t = t.clone()
+        t[place] = v
+        return t
+
+    return run
+
+
+CASES = [
+    Case("index_add into a table", backward(lambda t, i, x: t.index_add(0, i, x)), (T, TO_TABLE, N4)),
+    Case("index_add into rows", backward(lambda t, i, x: t.index_add(0, i, x)), (M4, TO_ROWS, N4)),
+    Case("index_add into zeros of rows", backward(lambda y, i, x: torch.zeros(y.shape[0], 4).index_add(0, i, x)), (Rows("m"), TO_ROWS, N4)),
+    Case("index_add of columns", lambda t, i, x: t.t().index_add(1, i, x.t()), (T, TO_TABLE, N4)),
+    Case("index_add with alpha", lambda t, i, x: t.index_add(0, i, x, alpha=0.5), (T, TO_TABLE, N4)),
+    Case("index_add of integers with alpha", lambda t, i, x: t.index_add(0, i, x, alpha=2), (Fixed((7,), LONG), TO_TABLE, Rows("n", (), LONG))),
+    Case("index_add of static rows", lambda y, i, x: torch.zeros(y.shape[0], 4).index_add(0, i, x), (Rows("m"), Fixed((3,), LONG, 0, 1), Fixed((3, 4)))),
+    Case("index_add of int32 ids", lambda t, i, x: t.index_add(0, i, x), (T, Rows("n", (), INT, 0, 7), N4)),
+    Case("index_add of a bad id", lambda t, i, x: t.index_add(0, i + 7, x), (T, TO_TABLE, N4), fails=always(Failure.USER_ERROR)),
+    Case("index_add of float16", lambda t, i, x: t.index_add(0, i, x), (Fixed((7,), torch.float16), TO_TABLE, Rows("n", (), torch.float16)), tolerance=1e-2),
+    Case("index_copy", backward(lambda t, i, x: t.index_copy(0, i, x)), (T, Fixed((3,), LONG, 0, 1), Fixed((3, 4)))),
+    Case("index_copy of rows", lambda t, x: t.index_copy(0, torch.arange(x.shape[0]), x), (Fixed((9, 4)), N4)),
+    Case("index_fill", backward(lambda t, i: t.index_fill(0, i, 2.5)), (T, TO_TABLE)),
+    Case("index_fill of rows", lambda t, i: t.index_fill(0, i, 2.5), (M4, TO_ROWS)),
+    Case("index_fill by a tensor", lambda t, i, v: t.index_fill(0, i, v), (T, TO_TABLE, Fixed(()))),
+    Case("scatter_add", backward(lambda t, i, x: t.scatter_add(0, i.unsqueeze(1).expand(-1, 4), x)), (T, TO_TABLE, N4)),
+    Case("scatter_add into rows", backward(lambda t, i, x: t.scatter_add(0, i.unsqueeze(1).expand(-1, 4), x)), (M4, TO_ROWS, N4)),
+    Case("scatter_add of columns", backward(lambda t, i, x: t.scatter_add(1, i, x)), (N4, Rows("n", (2,), LONG, 0, 4), Rows("n", (2,)))),
+    *[
+        Case(f"scatter_reduce {r}{' without self' * (not s)}", backward(reduced(r, s)), (T, TO_TABLE, N4))
+        for r in ("sum", "mean", "amax", "amin", "prod")
+        for s in (True, False)
+    ],
+    *[Case(f"scatter_reduce {r} into rows", backward(reduced(r)), (M4, TO_ROWS, N4)) for r in ("mean", "amax", "sum")],
+    Case("scatter_reduce ties", backward(lambda t, i, x: t.scatter_reduce(0, i, x, "amax", include_self=False)), (V, TO_TABLE, Rows("n", (), torch.float32))),
+    Case("scatter_reduce equal values", backward(lambda t, i, x: t.scatter_reduce(0, i, x.round(), "amax")), (V, TO_TABLE, Rows("n"))),
+    Case("scatter of distinct rows", lambda t, x: t.scatter(0, torch.arange(x.shape[0]).unsqueeze(1).expand(-1, 4), x), (Fixed((9, 4)), N4)),
+    Case("scatter of a value", backward(lambda t, i: t.scatter(0, i.unsqueeze(1).expand(-1, 4), 1.5)), (T, TO_TABLE)),
+    Case("scatter into rows", lambda t, i: t.scatter(0, i, 1.5), (Rows("m"), TO_ROWS)),
+    Case("one-hot by scatter", lambda i: torch.zeros(i.shape[0], 7).scatter(1, i.unsqueeze(1), 1.0), (TO_TABLE,)),
+    Case("scatter with add", lambda t, i, x: t.scatter(0, i, x, reduce="add"), (V, TO_TABLE, Rows("n"))),
+    Case("index_put of distinct rows", backward(lambda t, x: set_at(t, torch.arange(x.shape[0]), x)), (Fixed((9, 4)), N4)),
+    Case("index_put of a scalar", backward(lambda t, i: set_at(t, i, 2.0)), (T, TO_TABLE)),
+    Case("index_put of a tensor that broadcasts", lambda t, i, v: set_at(t, i, v), (T, TO_TABLE, Fixed((4,)))),
+    Case("index_put into rows", backward(lambda t, i: set_at(t, i, 2.0)), (M4, TO_ROWS)),
+    Case("index_put of positions, a relabel table", lambda ids, i: set_at(ids, i, torch.ones_like(i)), (Fixed((7,), LONG), TO_TABLE)),
+    Case("index_put at pairs", lambda t, i, j: set_at(t, (i, j), 2.0), (T, TO_TABLE, Rows("n", (), LONG, 0, 4))),
+    Case("index_put at pairs of rows", lambda t, i, j: set_at(t, (i, j), 2.0), (M4, TO_ROWS, Rows("n", (), LONG, 0, 4))),
+    Case("index_put behind a slice", backward(lambda t, j: set_at(t, (slice(None), j), 2.0)), (T, Rows("n", (), LONG, 0, 4))),
+    Case("index_put of negative ids", lambda t, i: set_at(t, i, 2.0), (T, Rows("n", (), LONG, -7, 7))),
+    Case("index_put of 2-d ids", lambda t, i: set_at(t, i, 2.0), (T, Rows("n", (2,), LONG, 0, 7))),
+    Case("index_put of a bad id", lambda t, i: set_at(t, i + 7, 2.0), (T, TO_TABLE), fails=always(Failure.USER_ERROR)),
+    Case("accumulate", backward(lambda t, i, x: t.index_put((i,), x, accumulate=True)), (T, TO_TABLE, N4)),
+    Case("accumulate into rows", lambda t, i, x: t.index_put((i,), x, accumulate=True), (M4, TO_ROWS, N4)),
+    Case("accumulate at pairs", lambda t, i, j, x: t.index_put((i, j), x, accumulate=True), (T, TO_TABLE, Rows("n", (), LONG, 0, 4), Rows("n"))),
+    Case("accumulate of 2-d ids", lambda t, i, x: t.index_put((i,), x, accumulate=True), (T, Rows("n", (2,), LONG, 0, 7), Rows("n", (2, 4)))),
+    Case("masked write of a scalar", backward(lambda h, m: written(h, m, 1.5)), (N4, Rows("n", (), BOOL))),
+    Case("masked write of a row", backward(lambda h, m, v: written(h, m, v)), (N4, Rows("n", (), BOOL), Fixed((4,)))),
+    Case("masked write of selected rows", backward(lambda h, m, x: written(h, m, x[m] * 2)), (N4, Rows("n", (), BOOL), N4)),
+    Case("masked write of an element", backward(lambda h, x: written(h, h > 0.2, x)), (N4, Fixed(()))),
+    Case("masked accumulation through a layer", backward(masked_add), (N4, N4, Rows("n", (), BOOL), Fixed((4, 4)))),
+    Case("masked write into a table", backward(lambda t, i: written(t, torch.zeros(7, dtype=BOOL).index_fill(0, i, True), 1.0)), (T, TO_TABLE)),
+    Case("masked write of too many rows", lambda h, m, v: written(h, m, v), (N4, Rows("n", (), BOOL), Fixed((11, 4)))),
+    Case("masked_fill", backward(lambda h, m: h.masked_fill(m.unsqueeze(1), -1.0)), (N4, Rows("n", (), BOOL))),
+    Case("masked_fill by a tensor", lambda h, m, v: h.masked_fill(m.unsqueeze(1), v), (N4, Rows("n", (), BOOL), Fixed(()))),
+    Case("masked_scatter", backward(lambda h, m, v: h.masked_scatter(m, v)), (Rows("n"), Rows("n", (), BOOL), Fixed((20,)))),
+    Case("masked_scatter of rows", lambda h, m, v: h.masked_scatter(m.unsqueeze(1), v), (N4, Rows("n", (), BOOL), Fixed((50,)))),
+    Case("write a row", backward(lambda h, v: sliced(1)(h, v)), (N4, Fixed((4,)))),
+    Case("write the last row", backward(lambda h, v: sliced(-1)(h, v)), (N4, Fixed((4,)))),
+    Case("write a column", backward(lambda h, v: sliced((slice(None), 1))(h, v)), (N4, Rows("n"))),
+    Case("write the first two", backward(lambda h, v: sliced(slice(0, 2))(h, v)), (N4, Fixed((2, 4))), **WIDE),
+    Case("write from one", backward(lambda h, v: sliced(slice(1, None))(h, v)), (N4, Fixed((4,)))),
+    Case("write all but the last", lambda h, v: sliced(slice(None, -1))(h, v), (N4, Fixed((4,)))),
+    Case("write columns", backward(lambda h, v: sliced((slice(None), slice(1, 3)))(h, v)), (N4, Rows("n", (2,)))),
+    Case("write rows into a table", backward(lambda t, x: sliced(slice(0, x.shape[0]))(t, x)), (Fixed((9, 4)), N4)),
+    Case("slice_scatter with a step of columns", lambda h, v: torch.slice_scatter(h, v, 1, 0, 4, 2), (N4, Rows("n", (2,)))),
+    Case("write a range of items", lambda t, a, b: sliced(slice(a.item(), b.item()))(t, 3.0), (T, Fixed((), LONG, 1, 2), Fixed((), LONG, 5, 6))),
+    Case("embedding backward", backward(lambda t, i: torch.nn.functional.embedding(i, t)), (T, TO_TABLE)),
+    Case("put", lambda t, i: t.put(i, torch.ones_like(i, dtype=torch.float32)), (T, Rows("n", (), LONG, 0, 28))),
+    Case("index_reduce", lambda t, i, x: t.index_reduce(0, i, x, "amax"), (T, TO_TABLE, N4)),
+    Case("one_hot", lambda i: torch.nn.functional.one_hot(i, 7), (TO_TABLE,)),
+    Case("hyper fill", lambda t, i, h: t.index_fill(0, i, 1.0) * h, (T, TO_TABLE, Hyper())),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_case(case):
+    check_case(case)
