@@ -227,7 +227,7 @@ def outcome_text(case: Case, program: StepProgram, bounds: Bounds | None, lowere
 def lowered_names(program: StepProgram) -> list[str]:
     names, first, hypers = input_names(program), program.first_lifted(), len(program.hyperparameters)
     grads = [f"{program.lifted[w.lifted].name}.grad" for w in program.gradient_writes if w.output is not None]
-    return [*names[: first - hypers], "hypers", *names[first:], *grads]
+    return ["launch", *names[: first - hypers], "hypers", *names[first:], *grads]
 
 
 def bounds_of(case: Case, program: StepProgram) -> Bounds:
@@ -443,7 +443,8 @@ def _static(
     hypers = torch.tensor(inputs.hypers, dtype=torch.float64)
     counts = [torch.tensor(n) for n in lengths or inputs.lengths]
     arguments = inputs.bounded(lowered.argument_caps, poison)
-    metadata, *outputs = lowered.fx_graph(inputs.key, *counts, *arguments, hypers, *state, *grads)
+    launch = torch.tensor([1, 0])  # its id, and no record to publish to
+    metadata, _, *outputs = lowered.fx_graph(launch, inputs.key, *counts, *arguments, hypers, *state, *grads)
     return metadata, outputs, state
 
 
@@ -460,7 +461,7 @@ def _valid(lowered: LoweredStep, metadata: torch.Tensor, outputs: list[torch.Ten
     cut = []
     for output, _ in _tensor_outputs(lowered, exact):
         sizes = [s if isinstance(s, int) else int(evaluate(s, counts.__getitem__, {})) for s in output.sizes]
-        cut.append(outputs[output.position - 1][tuple(slice(0, n) for n in sizes)])
+        cut.append(outputs[output.position][tuple(slice(0, n) for n in sizes)])
     return cut
 
 

@@ -64,3 +64,7 @@ class VerificationFailed(ZgError):
     """`verify` found a difference between the compiled step and the eager function; `report` (a `Report`) has every entry."""
 
     report: Any = None
+
+
+class CaptureWarning(UserWarning):
+    """A CUDA Graph could not be captured; the step goes on without one."""

@@ -1,4 +1,4 @@
-"""What a rule works with: caps, counts, masks, fills, the checks that make up the status."""
+"""What a rule works with: caps, counts, masks, fills, safe indices, and the checks that make up the status."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from zgcompile.ir.spans import span_of
 from zgcompile.ir.status import Check, Failure
 
 SizeLike = int | sympy.Expr | Size
+IDS = (torch.int64, torch.int32)
 
 
 class Context:
@@ -28,7 +29,7 @@ class Context:
         self.counts: dict[sympy.Symbol, torch.Tensor] = {}
         self.true_counts: dict[sympy.Symbol, torch.Tensor] = {}
         self.checks: list[tuple[Check, torch.Tensor]] = []
-        self.compactions: dict[tuple[int, sympy.Expr], torch.Tensor] = {}
+        self.compactions: dict[tuple[int, sympy.Expr], tuple[torch.Tensor, torch.Tensor]] = {}  # (mask kept alive, positions)
         self.key: torch.Tensor | None = None
         self._values: dict[sympy.Basic, Any] = {}
         self._masks: dict[tuple[sympy.Basic, int], torch.Tensor] = {}
@@ -60,6 +61,13 @@ class Context:
         count = self.count(size)
         return count if isinstance(count, torch.Tensor) else torch.full((), count, dtype=torch.int64, device=self.device)
 
+    def elements(self, sizes: Iterable[SizeLike]) -> torch.Tensor:
+        """The true number of elements of these dimensions."""
+        count = torch.ones((), dtype=torch.int64, device=self.device)
+        for size in sizes:
+            count = count * self.count(size)
+        return count
+
     def _count_of_symbol(self, symbol: sympy.Symbol) -> torch.Tensor:
         if symbol not in self.counts:
             raise InternalError(f"the size symbol {symbol} is used before it is bound")
@@ -73,7 +81,7 @@ class Context:
         if mask is None:
             mask = torch.arange(cap, device=self.device) < self.count(expr)
             self._masks[(sympy.sympify(expr), cap)] = mask
-        return mask.view([-1 if d == dim else 1 for d in range(rank)])
+        return along(mask, dim, rank)
 
     # -- values
 
@@ -94,6 +102,10 @@ class Context:
     def sizes_of(self, value: Bounded | torch.Tensor) -> tuple[int | sympy.Expr, ...]:
         return value.sizes if isinstance(value, Bounded) else tuple(value.shape)
 
+    def bounded(self, value: Bounded | torch.Tensor) -> Bounded:
+        """A static tensor seen as a bounded one without pads."""
+        return value if isinstance(value, Bounded) else Bounded(value, tuple(value.shape), Pad.ZERO)
+
     def select(self, value: Any, fill: float | bool, dims: Iterable[int] | None = None) -> Any:
         """Data with the pads along `dims` (all dynamic ones when None) replaced by `fill`."""
         if not isinstance(value, Bounded) or (value.pad is Pad.ZERO and fill == 0):
@@ -106,12 +118,12 @@ class Context:
                 data = torch.where(self.valid(value.sizes[d], d, rank), data, torch.full((), fill, dtype=data.dtype, device=data.device))
         return data
 
-    def all_valid(self, value: Bounded) -> torch.Tensor | None:
+    def all_valid(self, value: Bounded | torch.Tensor) -> torch.Tensor | None:
         """bool mask of the valid elements, broadcastable to the data; None when every element is."""
         mask = None
-        for d in value.dynamic():
-            along = self.valid(value.sizes[d], d, value.dim())
-            mask = along if mask is None else mask & along
+        for d in value.dynamic() if isinstance(value, Bounded) else ():
+            valid = self.valid(value.sizes[d], d, value.dim())
+            mask = valid if mask is None else mask & valid
         return mask
 
     # -- status
@@ -121,75 +133,70 @@ class Context:
         where = user_line_from_stack_trace(node.meta.get("stack_trace") or "")
         self.checks.append((Check(failure, what, where), flag))
 
-    def bind(self, node: Node, count: torch.Tensor, at: int = 0) -> None:
-        """Gives the `at`-th size symbol born at `node` the true count, and checks it against the capacity."""
-        symbols = list(node.meta.get("unbacked_bindings") or {})
-        if at < len(symbols):
-            self.bind_symbol(symbols[at], count, node)
+    def check_not_empty(self, node: Node, sizes: Iterable[int | sympy.Expr]) -> None:
+        """Where eager refuses to reduce no elements, so does the status."""
+        dynamic = [s for s in sizes if not isinstance(s, int)]
+        if dynamic:
+            self.check(self.elements(dynamic) == 0, Failure.USER_ERROR, f"{node.target} over no elements", node)
 
     def bind_symbol(self, symbol: sympy.Symbol, count: torch.Tensor, node: Node) -> None:
+        """Gives a size symbol born at `node` its true count, and checks it against the capacity."""
         self.true_counts[symbol] = count
-        cap = self.caps.get(symbol)
-        if cap is not None:
+        root = self.shape_env.replace(symbol)
+        if root.free_symbols <= self.caps.keys():
+            cap = self.cap(symbol)
             self.check(count > cap, Failure.CAPACITY, f"capacity of {symbol}", node)
+            if root != symbol and root.free_symbols <= self.counts.keys():
+                # The trace took the two sizes as one: the buffers go by the count that was there first.
+                self.check(count != self.count(root), Failure.PRECONDITION, f"{symbol} == {root}", node)
             count = count.clamp(min=0, max=cap)
         self.counts[symbol] = count
-        root = self.shape_env.replace(symbol)
-        if isinstance(root, sympy.Symbol) and root not in self.counts:
-            self.counts[root] = count
+        if isinstance(root, sympy.Symbol):
+            self.counts.setdefault(root, count)
+
+    def bind_output(self, node: Node, count: torch.Tensor, output: Any, dim: int) -> None:
+        """The size of `output` along `dim` is `count`: binds its symbol if it is new, else checks that the trace's size holds.
+
+        A trace takes sizes as at least 2, so it sizes `x[:2]` as 2 rows even where the batch has one."""
+        size = self.size(output.shape[dim])
+        born = node.meta.get("unbacked_bindings") or {}
+        symbol = as_size(output.shape[dim])
+        if isinstance(symbol, sympy.Symbol) and symbol in born and symbol not in self.counts:
+            self.bind_symbol(symbol, count, node)
+        else:
+            self.check(count != self.count(size), Failure.PRECONDITION, f"a size of {size}", node)
 
     # -- indices
 
-    def index(self, node: Node, index: Bounded | torch.Tensor, index_node: Any, source_size: SizeLike) -> torch.Tensor:
-        """Index values made safe: pads read element 0, negatives wrap, nothing can fault; a valid index out of range is a user error."""
+    def index(self, node: Node, index: Bounded | torch.Tensor, index_node: Any, source_size: SizeLike, wraps: bool = False) -> torch.Tensor:
+        """Index values that cannot fault: pads read element 0, whatever is out of range is clamped into the buffer.
+
+        A valid index out of range is a user error. `wraps`: the op takes negative indices from the end, the true one. The clamp stays
+        where a value range is proven: once another check has failed, a "valid" value may have been read from a pad.
+        """
         size = self.size(source_size)
-        cap = self.cap(size)
         span = span_of(index_node)
-        data = index.data if isinstance(index, Bounded) else index
-        if data.dtype not in (torch.int64, torch.int32):
-            data = data.to(torch.int64)
-            index = Bounded(data, index.sizes, index.pad) if isinstance(index, Bounded) else data
-        proven = span.inside(size)
-        if not proven:
+        bounded = self.bounded(index)
+        if bounded.dtype not in IDS:
+            bounded = Bounded(bounded.data.to(torch.int64), bounded.sizes, bounded.pad)
+        data = bounded.data
+        if not span.inside(size):
             limit = self.count(size)
-            bad = (data < (-limit)) | (data >= limit)
-            mask = self.all_valid(index) if isinstance(index, Bounded) else None
-            bad = bad if mask is None else bad & mask
-            self.check(bad.any(), Failure.USER_ERROR, f"index out of range in {node.target}", node)
-        if isinstance(index, Bounded) and not (index.pad is Pad.ZERO or (proven and index.pad is Pad.IN_RANGE)):
-            data = self.select(index, 0)
-        if span.low < 0:
+            bad = (data < (-limit if wraps else 0)) | (data >= limit)
+            mask = self.all_valid(bounded)
+            self.check((bad if mask is None else bad & mask).any(), Failure.USER_ERROR, f"index out of range in {node.target}", node)
+        if bounded.pad is Pad.ANY:
+            data = self.select(bounded, 0)
+        if wraps and span.low < 0:
             data = torch.where(data < 0, data + self.count(size), data)
-        if not proven or not isinstance(size, int):
-            data = data.clamp(0, max(cap - 1, 0))
-        return data
-
-    def compact(self, node: Node, mask: Bounded | torch.Tensor, at: int = 0) -> torch.Tensor:
-        """Flat positions of the True elements of `mask`, at the cap of the symbol that `node` gives their number."""
-        output = node.meta["val"]
-        output = output[0] if isinstance(output, (tuple, list)) else output
-        symbols = list(node.meta.get("unbacked_bindings") or {})
-        symbol = symbols[0] if symbols else next(s for s in map(self.size, output.shape[at:]) if not isinstance(s, int))
-        flags = mask.data if isinstance(mask, Bounded) else mask
-        key = (id(flags), symbol)
-        if key not in self.compactions:
-            total, flat = self._flat_mask(mask)
-            positions, count = torch.ops.zgcompile.compact(flat, total, self.cap(symbol))
-            if symbols:
-                self.bind_symbol(symbol, count, node)
-            self.compactions[key] = positions
-        return self.compactions[key]
-
-    def _flat_mask(self, mask: Bounded | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The number of elements that count, and the flags in one dimension: pads are behind the count or False."""
-        if not isinstance(mask, Bounded):
-            return torch.full((), mask.numel(), dtype=torch.int64, device=mask.device), mask.reshape(-1)
-        if mask.dynamic() == [0]:
-            inner = 1
-            for size in mask.data.shape[1:]:
-                inner *= int(size)
-            return self.count_tensor(mask.sizes[0]) * inner, mask.data.reshape(-1)
-        data = self.select(mask, False)
-        return torch.full((), data.numel(), dtype=torch.int64, device=data.device), data.reshape(-1)
+        return data.clamp(0, max(self.cap(size) - 1, 0))
 
 
+def along(values: torch.Tensor, dim: int, rank: int) -> torch.Tensor:
+    """A 1-D tensor shaped to broadcast at `dim` of a rank-`rank` tensor."""
+    return values.view([-1 if d == dim % rank else 1 for d in range(rank)])
+
+
+def rows_at(data: torch.Tensor, dim: int, rows: torch.Tensor) -> torch.Tensor:
+    """`data.index_select(dim, rows)` with the rows brought into the buffer."""
+    return data.index_select(dim, rows.clamp(0, max(data.shape[dim] - 1, 0)))

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 import torch
+from torch.fx import Node
 
-from zgcompile.errors import InternalError
+from zgcompile.errors import InternalError, UnsupportedOp
+from zgcompile.ir.source import user_line_from_stack_trace
 
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
 MODULES = (
-    "binders", "contraction", "draws", "indexing", "joining", "losses", "pointwise", "reductions", "rowwise", "scatter", "shaping", "sorting",
+    "arguments", "contraction", "counting", "draws", "extremes", "index_put", "indexing", "joining", "losses", "masks", "pointwise",
+    "reductions", "rowwise", "scans", "scatter", "shaping", "slicing", "sorting", "unique", "variance", "views",
 )  # fmt: skip
 
 
@@ -44,6 +48,7 @@ def _overloads(op: str) -> Iterator[Any]:
         yield getattr(found, overload or "default")
 
 
+@cache
 def load_rules() -> dict[Any, Rule]:
     """The whole table."""
     for module in MODULES:
@@ -52,11 +57,14 @@ def load_rules() -> dict[Any, Rule]:
 
 
 def find_rule(op: Any) -> Rule | None:
-    """The rule of an op: its own, or the pointwise default where ATen tags the op so."""
+    """The rule of an op: its own, or that of `aten.abs`, the plain elementwise one, where ATen tags the op pointwise."""
     table = load_rules()
     found = table.get(op)
     if found is None and torch.Tag.pointwise in getattr(op, "tags", ()):
-        from zgcompile.passes.rules.pointwise import pointwise
-
-        return pointwise
+        return table[torch.ops.aten.abs.default]
     return found
+
+
+def refuse(node: Node, what: str, advice: str) -> UnsupportedOp:
+    """The error for a use of an op that has a rule, but not for this."""
+    return UnsupportedOp(f"{node.target}: {what}", where=user_line_from_stack_trace(node.meta.get("stack_trace") or ""), advice=advice)

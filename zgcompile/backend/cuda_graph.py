@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from zgcompile.backend.inductor import compile_with_inductor
-from zgcompile.backend.replay import Launch, Replay, Replayed, own_ops
+from zgcompile.backend.replay import Launch, Replay, Replayed, planned_kernels
 from zgcompile.errors import InternalError
 from zgcompile.ir.lowered import LoweredStep, NumberOutput, TensorOutput
 from zgcompile.kernels import native
@@ -122,4 +122,4 @@ class CudaGraphReplay(Replay):
             raise InternalError(f"the replayed step: {error}") from error
 
     def kernel_plan(self) -> dict[str, int]:
-        return own_ops(self.lowered)
+        return planned_kernels(self.lowered)

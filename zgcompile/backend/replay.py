@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from zgcompile.ir.lowered import LoweredStep
+from zgcompile.kernels import registered_kernels
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Replay(ABC):
 
     @abstractmethod
     def kernel_plan(self) -> dict[str, int]:
-        """Own ops of the lowered FX graph -> calls in one step."""
+        """What one step launches of ours: kernel name -> launches on a GPU, op name -> calls elsewhere."""
 
 
 def _zeros(like: torch.Tensor) -> torch.Tensor:
@@ -83,6 +84,17 @@ def own_ops(lowered: LoweredStep) -> dict[str, int]:
             op = name.split(".")[1]
             found[op] = found.get(op, 0) + 1
     return found
+
+
+def planned_kernels(lowered: LoweredStep) -> dict[str, int]:
+    """Launches of each own CUDA kernel in one step, as the ops of the lowered FX graph register them. Ops without a kernel of their
+    own (keyed draws, which Inductor inlines) are not in it."""
+    plan: dict[str, int] = {}
+    kernels = registered_kernels()
+    for op, calls in own_ops(lowered).items():
+        for kernel in kernels.get(op, ()):
+            plan[kernel] = plan.get(kernel, 0) + calls
+    return plan
 
 
 class ReferenceReplay(Replay):

@@ -111,7 +111,7 @@ def measure_compiled(
     result.timing = paired(cycle(eager, batches), cycle(step, batches), blocks=settings.blocks, calls=settings.calls)
     if settings.cuda:
         plan = step.kernel_plan()
-        own = {op: op.removeprefix("zgcompile::").split(".")[0] for op in plan}
+        own = {kernel: kernel for kernel in plan}
         result.trace = audit(cycle(step, batches), own=own)
         result.unplanned = result.trace.unplanned(plan)
         generator = torch.Generator().manual_seed(settings.seed)

@@ -106,7 +106,8 @@ class CompiledStep:
                 torch.cuda.synchronize(specialisation.captured.device)
 
     def kernel_plan(self) -> dict[str, int]:
-        """Own kernels of the captured step: op name -> calls in one replay. Empty before the first capture."""
+        """Own kernels of the captured step: kernel name -> launches in one replay (on the CPU, op name -> calls). Empty before the
+        first capture."""
         replays = [s.replay for s in self.specialisations if s.replay is not None]
         return replays[0].kernel_plan() if replays else {}
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import linecache
+import sys
 from collections.abc import Iterator
+from types import FrameType
 
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -15,7 +18,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from zgcompile.errors import CaptureRefused, SourceLine, ZgError
-from zgcompile.ir.source import user_line_from_traceback
+from zgcompile.ir.source import is_user_file, source_line, user_line_from_traceback
 
 BRANCH_ADVICE = {
     "if": "compute both sides and choose with torch.where, or test a size (x.numel() == 0) instead of values",
@@ -62,16 +65,60 @@ def _needs_a_concrete_number(error: Exception) -> bool:
     return any(mark in text for mark in marks)
 
 
+KINDS: dict[type, str] = {ast.If: "if", ast.IfExp: "if", ast.While: "while", ast.For: "for", ast.Assert: "assert"}
+ROUNDS_BEFORE_REFUSAL = 64
+
+
 def statement_at(where: SourceLine | None) -> str | None:
     """The kind of statement ('if', 'while', 'for', 'assert') that owns the line, found in the file's syntax tree."""
     if where is None:
         return None
-    source = "".join(linecache.getlines(where.file))
-    with contextlib.suppress(SyntaxError):
-        kinds = {ast.If: "if", ast.IfExp: "if", ast.While: "while", ast.For: "for", ast.Assert: "assert"}
-        for node in ast.walk(ast.parse(source)):
-            kind = kinds.get(type(node))
-            test = getattr(node, "test", getattr(node, "iter", None))
-            if kind and test is not None and test.lineno <= where.line <= (test.end_lineno or test.lineno):
-                return kind
+    for node in _statements("".join(linecache.getlines(where.file))):
+        test = getattr(node, "test", getattr(node, "iter", None))
+        if test is not None and test.lineno <= where.line <= (test.end_lineno or test.lineno):
+            return KINDS[type(node)]
     return None
+
+
+@functools.lru_cache(maxsize=64)
+def _statements(source: str) -> list[ast.AST]:
+    with contextlib.suppress(SyntaxError):
+        return [node for node in ast.walk(ast.parse(source)) if type(node) in KINDS]
+    return []
+
+
+class LoopWatch:
+    """Stops a trace in a `while` loop whose end only the device knows: sizes are taken to be at least 2, so it would never end."""
+
+    def __init__(self) -> None:
+        self.rounds: dict[tuple[int, int], int] = {}
+
+    def decided(self) -> None:
+        """A size comparison was just decided by assumption.
+
+        Raises:
+            CaptureRefused: it is the test of a `while`, or one such loop has seen too many of them.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        innermost = True
+        while frame is not None:
+            if is_user_file(frame.f_code.co_filename):
+                self._look(frame, innermost)
+                innermost = False
+            frame = frame.f_back
+
+    def _look(self, frame: FrameType, innermost: bool) -> None:
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        first = frame.f_code.co_firstlineno
+        for loop in _statements("".join(linecache.getlines(file))):
+            if not isinstance(loop, ast.While) or not first <= loop.lineno <= line <= (loop.end_lineno or loop.lineno):
+                continue
+            key = (id(frame), loop.lineno)
+            self.rounds[key] = self.rounds.get(key, 0) + 1
+            in_test = innermost and loop.test.lineno <= line <= (loop.test.end_lineno or loop.test.lineno)
+            if in_test or self.rounds[key] > ROUNDS_BEFORE_REFUSAL:
+                raise CaptureRefused(
+                    "Python control flow on a device value (a while loop that ends by a size) cannot be captured",
+                    where=source_line(file, loop.lineno, frame.f_code.co_name),
+                    advice=BRANCH_ADVICE["while"],
+                )

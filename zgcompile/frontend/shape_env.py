@@ -11,6 +11,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unb
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from zgcompile.errors import SourceLine
+from zgcompile.frontend.refusal import LoopWatch
 from zgcompile.ir.source import current_user_line
 
 SMALLEST_TRACED_SIZE = 2
@@ -39,6 +40,7 @@ class EnvelopeShapeEnv(ShapeEnv):
         super().__init__(**options)
         self.preconditions: dict[tuple[sympy.Basic, bool], Precondition] = {}
         self.recording = True
+        self.loops = LoopWatch()
 
     def _constrain_range_for_size(self, a: sympy.Symbol, min: int | None = None, max: int | None = None) -> None:  # noqa: A002
         lower = SMALLEST_TRACED_SIZE if min is None or min < SMALLEST_TRACED_SIZE else min
@@ -65,6 +67,7 @@ class EnvelopeShapeEnv(ShapeEnv):
         honest = {s: ValueRanges(0, self.var_to_range[s].upper) for s in symbols if s in self.var_to_range}
         if len(honest) == len(symbols) and bound_sympy(expr, honest).is_singleton():
             return
+        self.loops.decided()
         key = (expr, bool(value))
         self.preconditions.setdefault(key, Precondition(expr, bool(value), current_user_line()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from zgcompile.backend.cuda_graph import CudaGraphReplay
 from zgcompile.backend.deferred import DeferredNumber
 from zgcompile.backend.exact import ConditionFailed, ExactRun, run_exact
 from zgcompile.backend.replay import Launch, ReferenceReplay, Replay, Replayed
-from zgcompile.errors import StepError, ZgError
+from zgcompile.errors import CaptureWarning, StepError, ZgError
 from zgcompile.frontend.arguments import Arguments
 from zgcompile.frontend.capture import Captured
 from zgcompile.frontend.guards import Guards
@@ -20,9 +21,9 @@ from zgcompile.frontend.state_tensors import host_state_to, parameter_of, store_
 from zgcompile.frontend.stats import CapacityUse, Counters
 from zgcompile.ir.draws import KeyedDraws
 from zgcompile.ir.envelope import Envelope
-from zgcompile.ir.lowered import ConstantOutput, NumberOutput, SizeOutput, TensorOutput
+from zgcompile.ir.lowered import ConstantOutput, LoweredStep, NumberOutput, SizeOutput, TensorOutput
 from zgcompile.ir.sizes import evaluate
-from zgcompile.ir.source import user_line_from_stack_trace, user_line_from_traceback
+from zgcompile.ir.source import code_line, user_line_from_stack_trace, user_line_from_traceback
 from zgcompile.ir.spans import Span
 from zgcompile.ir.status import Failure
 from zgcompile.pipeline import Observed, canonical, lowered_step
@@ -164,11 +165,25 @@ class Specialisation:
         lowered = lowered_step(self.program, self.observed, self.envelope, self._tables(), self.captured.device)
         self.counters.captures += 1
         self.overflows_since_fit = 0
-        if self.captured.device.type == "cuda" and self.lowering != "reference":
-            self.replay = CudaGraphReplay(lowered, lifted, self.captured.device, self.lowering)
-        else:
-            self.replay = ReferenceReplay(lowered, lifted, self.captured.device)
+        self.replay = self._captured_replay(lowered, lifted)
         self.written = [lifted[i] for i in lowered.written_lifted()]
+
+    def _captured_replay(self, lowered: LoweredStep, lifted: list[torch.Tensor]) -> Replay:
+        """A CUDA Graph on a GPU. Where the capture fails, the lowered FX graph runs op by op from then on, with a warning: slower,
+        with the same results."""
+        device = self.captured.device
+        if device.type == "cuda" and self.lowering != "reference":
+            try:
+                return CudaGraphReplay(lowered, lifted, device, self.lowering)
+            except Exception as error:
+                where = code_line(self.fn)
+                first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                warnings.warn(
+                    f"{where}: the step could not be captured as a CUDA Graph ({type(error).__name__}: {first}); it runs op by op",
+                    CaptureWarning,
+                    stacklevel=2,
+                )
+        return ReferenceReplay(lowered, lifted, device)
 
     def _tables(self) -> dict[int, Span]:
         spans = {}

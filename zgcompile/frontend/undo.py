@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +12,9 @@ from zgcompile.errors import VerificationFailed
 from zgcompile.frontend.host_random import HostRandom
 from zgcompile.frontend.python_state import PythonSnapshot
 from zgcompile.ir.source import code_line
+
+if TYPE_CHECKING:
+    from zgcompile.frontend.specialisation import Specialisation
 
 LARGE = 2**26  # bytes: a larger tensor that the step is not known to write is watched through its version, not copied
 
@@ -76,6 +79,25 @@ class Undo:
     def changed(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """(tensor, its saved value) of each copied tensor whose bits differ now."""
         return [(s.tensor, s.value) for s in self.saved if s.value is not None and not same_bits(s.tensor, s.value)]
+
+
+def undo_around(specialisation: Specialisation, arguments: Sequence[Any]) -> Undo:
+    """An Undo of all that one call of a captured step touches, by the function itself or by a replay."""
+    program, captured = specialisation.program, specialisation.captured
+    held, written = [], []
+    writes = {w.lifted for w in program.state_writes} | {g.lifted for g in program.gradient_writes}
+    for i, entry in enumerate(program.lifted):
+        try:
+            tensor = entry.resolve()
+        except (KeyError, AssertionError):
+            continue  # not created yet
+        if isinstance(tensor, torch.Tensor):
+            held.append(tensor)
+            written += [tensor] if i in writes else []
+    if specialisation.replay is not None:
+        written += specialisation.replay.gradients
+    passed = [leaf for leaf in arguments if isinstance(leaf, torch.Tensor)]
+    return Undo(specialisation.fn, captured.roots, [*captured.found.tensors, *held, *passed], written)
 
 
 def _save(tensor: torch.Tensor, always: bool) -> _Saved:

@@ -21,7 +21,7 @@ from zgcompile.frontend.python_state import PythonSnapshot
 from zgcompile.frontend.specialisation import Call, Specialisation
 from zgcompile.frontend.state_tensors import MissingState, host_state_to, lifted_tensors, parameter_of
 from zgcompile.frontend.stats import Counters
-from zgcompile.frontend.undo import Undo
+from zgcompile.frontend.undo import Undo, undo_around
 from zgcompile.ir.draws import DrawStream, KeyedDraws
 from zgcompile.ir.envelope import Envelope
 from zgcompile.ir.source import code_line
@@ -113,20 +113,7 @@ class _Check:
             whole.restore()
 
     def undo(self) -> Undo:
-        found, held, written = self.subject.captured.found, [], []
-        writes = {w.lifted for w in self.program.state_writes} | {g.lifted for g in self.program.gradient_writes}
-        for i, entry in enumerate(self.program.lifted):
-            try:
-                tensor = entry.resolve()
-            except (KeyError, AssertionError):
-                continue  # not created yet
-            if isinstance(tensor, torch.Tensor):
-                held.append(tensor)
-                written += [tensor] if i in writes else []
-        if self.subject.replay is not None:
-            written += self.subject.replay.gradients
-        passed = [leaf for leaf in self.arguments.leaves if isinstance(leaf, torch.Tensor)]
-        return Undo(self.subject.fn, self.subject.captured.roots, [*found.tensors, *held, *passed], written)
+        return undo_around(self.subject, self.arguments.leaves)
 
     def create_state(self) -> None:
         try:

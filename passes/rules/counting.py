@@ -1,0 +1,39 @@
+"""Sizes that are sums and maxima of values: repeat_interleave and bincount."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from zgcompile.ir.bounded import Pad
+from zgcompile.ir.status import Failure
+from zgcompile.passes.rules.context import Context
+from zgcompile.passes.rules.table import rule
+
+
+@rule("repeat_interleave.Tensor")
+def repeat_interleave(context: Context, node: Node, repeats: Any, output_size: Any = None) -> Any:
+    """Index of the row that each output row repeats; the total is the new size, or has to be the given one."""
+    del output_size
+    out = node.meta["val"]
+    n = context.count_tensor(context.sizes_of(repeats)[0])
+    index, total = torch.ops.zgcompile.repeat_interleave(context.raw(repeats), n, context.cap(out.shape[0]))
+    context.check(total < 0, Failure.USER_ERROR, "repeats can not be negative", node)
+    context.bind_output(node, total, out, 0)
+    return index.to(out.dtype), Pad.ZERO
+
+
+@rule("bincount.default")
+def bincount(context: Context, node: Node, source: Any, weights: Any = None, minlength: Any = 0) -> Any:
+    """Occurrences of each value; the size is max(largest + 1, minlength)."""
+    values, out = context.bounded(source), node.meta["val"]
+    cap, valid = context.cap(out.shape[0]), context.valid(values.sizes[0])
+    context.check((valid & (values.data < 0)).any(), Failure.USER_ERROR, "bincount of a negative value", node)
+    shortest = context.count_tensor(minlength).reshape(1)
+    largest = torch.cat([torch.where(valid, values.data, -1).to(torch.int64) + 1, shortest]).amax()
+    context.bind_output(node, largest, out, 0)
+    place = torch.where(valid & (values.data >= 0) & (values.data < cap), values.data, cap).to(torch.int64)
+    weight = valid if weights is None else context.select(weights, 0)
+    return torch.zeros(cap + 1, dtype=out.dtype, device=out.device).scatter_add(0, place, weight.to(out.dtype))[:cap], Pad.ZERO

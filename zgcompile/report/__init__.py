@@ -1,0 +1,1 @@
+"""What people read about a step: the tables of the command line."""
