@@ -1,4 +1,5 @@
-// Python's side of the launchers: integers become pointers, a CUDA error becomes LaunchError naming the op and its sizes.
+// Python's side of the launchers: integers become pointers, a CUDA error becomes LaunchError naming the op and its
+// sizes.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -43,8 +44,8 @@ bool shows(uintptr_t record, int64_t launch) {
   return __atomic_load_n(reinterpret_cast<const int64_t*>(record), __ATOMIC_ACQUIRE) == launch;
 }
 
-// The record is a few microseconds away as a rule, so this spins; now and then it looks at the stream, for a fault would keep the
-// record from ever being written, and at Python's signals.
+// The record is a few microseconds away as a rule, so this spins; now and then it looks at the stream, for a fault
+// would keep the record from ever being written, and at Python's signals.
 void await_record(uintptr_t record, int64_t launch, uintptr_t stream, double timeout) {
   using Clock = std::chrono::steady_clock;
   constexpr int kSpins = 4096;
@@ -62,7 +63,8 @@ void await_record(uintptr_t record, int64_t launch, uintptr_t stream, double tim
       throw LaunchError("the launch ended and did not publish its status");
     }
     if (state != cudaErrorNotReady) {
-      throw LaunchError(std::string("the launch failed: ") + cudaGetErrorName(state) + ", " + cudaGetErrorString(state));
+      throw LaunchError(std::string("the launch failed: ") + cudaGetErrorName(state) + ", " +
+                        cudaGetErrorString(state));
     }
     cudaGetLastError();  // cudaErrorNotReady is an answer, not a fault
     const auto now = Clock::now();
@@ -124,7 +126,8 @@ PYBIND11_MODULE(_native, m) {
                         int64_t rows, int64_t width, uintptr_t out, uintptr_t stream) {
     check(zg::index_add(at<void>(index), id_bytes, at<void>(source), static_cast<zg::Dtype>(dtype), at<int64_t>(n),
                         length, rows, width, at<void>(out), stream_at(stream)),
-          "index_add", {{"id_bytes", id_bytes}, {"dtype", dtype}, {"length", length}, {"rows", rows}, {"width", width}});
+          "index_add",
+          {{"id_bytes", id_bytes}, {"dtype", dtype}, {"length", length}, {"rows", rows}, {"width", width}});
   });
 
   m.def("index_put", [](uintptr_t self, int64_t rows, uintptr_t index, int id_bytes, uintptr_t values, uintptr_t n,
@@ -140,6 +143,6 @@ PYBIND11_MODULE(_native, m) {
   });
 
   m.def("await_record", &await_record, py::arg("record"), py::arg("launch"), py::arg("stream"), py::arg("timeout"),
-        "Wait, without the GIL, until the host-mapped record shows the launch id. LaunchError: the stream failed, or it is "
-        "idle and the record was never written, or `timeout` seconds went by.");
+        "Wait, without the GIL, until the host-mapped record shows the launch id. LaunchError: the "
+        "stream failed, or it is idle and the record was never written, or `timeout` seconds went by.");
 }

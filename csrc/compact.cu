@@ -1,5 +1,4 @@
 #include "compact.cuh"
-
 #include "launchers.h"
 
 namespace zgcompile {

@@ -1,6 +1,5 @@
-#include "concat.cuh"
-
 #include "bytes.cuh"
+#include "concat.cuh"
 
 namespace zgcompile {
 
@@ -20,7 +19,8 @@ cudaError_t concat(const void* const* pieces, const int64_t* lengths, int k, con
     using Unit = decltype(unit);
     const int64_t units = row_bytes / sizeof(Unit);
     const dim3 block = row_block(units);
-    zg_concat<Unit><<<grid_blocks(cap, block.y), block, 0, stream>>>(table, counts, cap, units, static_cast<Unit*>(out));
+    zg_concat<Unit>
+        <<<grid_blocks(cap, block.y), block, 0, stream>>>(table, counts, cap, units, static_cast<Unit*>(out));
   });
   return cudaGetLastError();
 }

@@ -1,5 +1,4 @@
 #include "index_add.cuh"
-
 #include "launchers.h"
 
 namespace zgcompile {

@@ -1,5 +1,4 @@
 #include "index_put.cuh"
-
 #include "launchers.h"
 
 namespace zgcompile {
@@ -26,15 +25,16 @@ cudaError_t index_put(const void* self, int64_t rows, const void* index, int id_
     zg_index_put_copy<Unit><<<grid_blocks(units, kRowThreads), kRowThreads, 0, stream>>>(
         static_cast<const Unit*>(self), units, static_cast<Unit*>(out));
   });
-  with_unit(widest_unit(static_cast<uintptr_t>(row_bytes) | reinterpret_cast<uintptr_t>(values) | target), [&](auto unit) {
-    using Unit = decltype(unit);
-    const int64_t units = row_bytes / sizeof(Unit);
-    if (id_bytes == 4) {
-      launch_rows<Unit, int32_t>(index, values, n, length, rows, units, out, stream);
-    } else {
-      launch_rows<Unit, int64_t>(index, values, n, length, rows, units, out, stream);
-    }
-  });
+  with_unit(widest_unit(static_cast<uintptr_t>(row_bytes) | reinterpret_cast<uintptr_t>(values) | target),
+            [&](auto unit) {
+              using Unit = decltype(unit);
+              const int64_t units = row_bytes / sizeof(Unit);
+              if (id_bytes == 4) {
+                launch_rows<Unit, int32_t>(index, values, n, length, rows, units, out, stream);
+              } else {
+                launch_rows<Unit, int64_t>(index, values, n, length, rows, units, out, stream);
+              }
+            });
   return cudaGetLastError();
 }
 

@@ -1,6 +1,5 @@
-#include "publish.cuh"
-
 #include "launchers.h"
+#include "publish.cuh"
 
 namespace zgcompile {
 

@@ -1,6 +1,5 @@
-#include "repeat_interleave.cuh"
-
 #include "launchers.h"
+#include "repeat_interleave.cuh"
 
 namespace zgcompile {
 namespace {

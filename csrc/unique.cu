@@ -1,6 +1,5 @@
-#include "unique.cuh"
-
 #include "launchers.h"
+#include "unique.cuh"
 
 namespace zgcompile {
 namespace {
@@ -25,8 +24,8 @@ void launch(const Id* ids, const int64_t* n, int64_t length, int64_t bound, int6
   const int64_t words = words_of(bound);
   const int64_t tile_words = tile_words_of(words);
   const auto tiles = static_cast<unsigned>(std::max<int64_t>(ceil_div(words, tile_words), 1));
-  zg_unique_rank<Id><<<tiles, kUniqueRankThreads, 0, stream>>>(state, table, words, tile_words, cap, values, counts,
-                                                               count, in_bound);
+  zg_unique_rank<Id>
+      <<<tiles, kUniqueRankThreads, 0, stream>>>(state, table, words, tile_words, cap, values, counts, count, in_bound);
   zg_unique_inverse<Id><<<grid_blocks(std::max(length, cap), kUniqueThreads), kUniqueThreads, 0, stream>>>(
       ids, n, length, bound, cap, table, count, values, counts, inverse);
 }

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 import sympy
 import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
 from zgcompile.ir.bounded import as_size
+from zgcompile.ir.bounds import Bounds, Observed
 from zgcompile.ir.envelope import Envelope
 from zgcompile.ir.program import RoundTrip, StepProgram
 from zgcompile.ir.source import user_line_from_stack_trace
@@ -31,30 +30,6 @@ REPLACEMENTS = {
     aten.bincount.default: ("bincount", "scatter into a static bound"),
 }
 LARGEST_BITMAP = 2**31  # ids: a bitmap of 256 MiB
-
-
-@dataclass
-class Observed:
-    """What exact runs have seen: the largest count of each symbol, and the least and largest id that entered a `unique`."""
-
-    counts: dict[sympy.Symbol, int] = field(default_factory=dict)
-    ids: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-    def note(self, counts: Mapping[sympy.Symbol, int], ids: Mapping[str, tuple[int, int]]) -> None:
-        for symbol, count in counts.items():
-            self.counts[symbol] = max(count, self.counts.get(symbol, 0))
-        for name, (low, high) in ids.items():
-            past = self.ids.get(name, (low, high))
-            self.ids[name] = (min(low, past[0]), max(high, past[1]))
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """`caps` of the symbols that are sizes; `ids`: unique node -> N where its ids are taken to lie in [0, N), checked on the device."""
-
-    caps: dict[sympy.Symbol, int]
-    ids: dict[str, int]
-    names: dict[sympy.Symbol, str]
 
 
 def infer_bounds(program: StepProgram, observed: Observed, envelope: Envelope, tables: Mapping[int, Span]) -> Bounds:

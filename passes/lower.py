@@ -16,16 +16,16 @@ from torch.utils._pytree import tree_leaves
 
 from zgcompile.errors import InternalError, UnsupportedOp
 from zgcompile.ir.bounded import Bounded, Number, Pad, Size, as_size
+from zgcompile.ir.bounds import Bounds
 from zgcompile.ir.lowered import ConstantOutput, LoweredStep, NumberOutput, Output, SizeOutput, TensorOutput
 from zgcompile.ir.program import StepProgram
 from zgcompile.ir.sizes import evaluate, upper_bound
 from zgcompile.ir.source import user_line_from_stack_trace
+from zgcompile.ir.spans import span_of
 from zgcompile.ir.status import Check, CountSlot, Failure, MetadataLayout
-from zgcompile.passes.infer_bounds import Bounds
 from zgcompile.passes.rules.context import Context
 from zgcompile.passes.rules.floats import float_expression
 from zgcompile.passes.rules.table import find_rule
-from zgcompile.passes.schedule import publish_early
 
 aten = torch.ops.aten
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -55,8 +55,7 @@ class Lowering(Interpreter):
     def _check_conditions(self) -> None:
         context = self.context
         for condition in self.program.conditions:
-            expr = self.program.shape_env.replace(condition.expr)
-            holds = evaluate(expr, context.true_counts.__getitem__, {})
+            holds = evaluate(condition.expr, context.true_count, {})
             if isinstance(holds, torch.Tensor):
                 failed = ~holds if condition.value else holds
                 context.checks.append((Check(Failure.PRECONDITION, f"taken as {condition.value}: {condition.expr}", condition.where), failed))
@@ -130,6 +129,9 @@ class Lowering(Interpreter):
                 raise InternalError(f"the rule of {node.target} claims zero pads and has others")
             return value
         if value.pad is Pad.IN_RANGE:
+            span = span_of(node)
+            if bool(((value.data < span.low) | (value.data > span.high - 1)).any()):
+                raise InternalError(f"the rule of {node.target} claims pads in {span} and has others")
             return value
         fill = torch.full((), self.poison(value.dtype), dtype=value.dtype, device=value.data.device)
         return Bounded(torch.where(mask, value.data, fill), value.sizes, value.pad)
@@ -181,7 +183,7 @@ def lower(program: StepProgram, bounds: Bounds, device: torch.device, poison: Po
     with fake_mode, torch.no_grad(), preserve_node_meta():
         fx_graph = make_fx(static_step, tracing_mode="real")(*inputs)
     fx_graph.graph.eliminate_dead_code()
-    publish_early(fx_graph)
+    fx_graph.recompile()
     return LoweredStep(
         fx_graph=fx_graph,
         layout=layout[0],

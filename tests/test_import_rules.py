@@ -18,13 +18,14 @@ UNITS = {
 # Unit -> the units it may import, besides itself.
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
-    "ir": {"errors"},
+    "keyed_numbers": {"errors"},
+    "ir": {"keyed_numbers", "errors"},
     "pass_base": {"ir", "errors"},
     "passes": {"ir", "pass_base", "errors"},
-    "kernels": {"_native", "errors"},
-    "backend": {"kernels", "ir", "errors"},
+    "kernels": {"_native", "keyed_numbers", "errors"},
+    "backend": {"kernels", "ir", "keyed_numbers", "errors"},
     "pipeline": {"passes", "pass_base", "ir", "errors"},
-    "frontend": {"pipeline", "backend", "ir", "errors"},
+    "frontend": {"pipeline", "backend", "ir", "keyed_numbers", "errors"},
     "loader": {"kernels", "frontend", "errors"},
     "report": {"frontend", "ir", "errors"},
     "codemod": {"report", "errors"},

@@ -26,7 +26,11 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
-def main(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False) -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Compiles a sampled GNN training step, counts and all, into one CUDA Graph."""
 
 
@@ -34,10 +38,14 @@ def main(version: Annotated[bool, typer.Option("--version", callback=_version, i
 def run(
     script: Annotated[Path, typer.Argument(help="A Python script; it need not know zgcompile.")],
     args: Annotated[list[str] | None, typer.Argument(help="The script's own arguments, after --.")] = None,
-    step: Annotated[str, typer.Option(help="The function of the script that is one training step; Class.method for a method.")] = "train_step",
+    step: Annotated[
+        str, typer.Option(help="The function of the script that is one training step; Class.method for a method.")
+    ] = "train_step",
     warmup: Annotated[int, typer.Option(help="Calls that train at exact sizes before the capture.")] = 3,
     headroom: Annotated[float, typer.Option(help="Capacity: the largest count seen times this.")] = 1.1,
-    with_traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of zgcompile's own errors.")] = False,
+    with_traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show the traceback of zgcompile's own errors.")
+    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers here.")] = None,
 ) -> None:
     """Run a script with its training step compiled, and show what that changed."""

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 import torch
 
+from zgcompile.ir.bounds import Observed
 from zgcompile.ir.envelope import Envelope
 from zgcompile.ir.lowered import LoweredStep
 from zgcompile.ir.program import StepProgram
 from zgcompile.ir.spans import Span
 from zgcompile.passes.canonicalise import Canonicalise
-from zgcompile.passes.infer_bounds import Observed, infer_bounds
+from zgcompile.passes.infer_bounds import infer_bounds
 from zgcompile.passes.lower import lower
+from zgcompile.passes.schedule import publish_early
 from zgcompile.passes.verify_capturable import verify_capturable
-
-__all__ = ["Observed", "canonical", "lowered_step"]
 
 
 def canonical(program: StepProgram) -> StepProgram:
@@ -30,5 +30,6 @@ def lowered_step(
     """Capacities from what was observed, then the static FX graph, checked."""
     bounds = infer_bounds(program, observed, envelope, tables)
     lowered = lower(program, bounds, device)
+    publish_early(lowered.fx_graph)
     verify_capturable(lowered, device)
     return lowered

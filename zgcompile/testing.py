@@ -9,7 +9,7 @@ import torch
 
 from zgcompile.errors import BadInput
 from zgcompile.ir.draws import DrawStream, KeyedDraws
-from zgcompile.kernels.keyed_draw import step_key
+from zgcompile.keyed_numbers import step_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,9 +1,8 @@
 // Sum over a block, known to every thread.
 #pragma once
 
-#include <cub/block/block_reduce.cuh>
-
 #include <cstdint>
+#include <cub/block/block_reduce.cuh>
 
 namespace zgcompile {
 

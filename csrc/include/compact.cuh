@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(kCompactThreads)
 
 // One block a tile; further blocks help with the pads.
 __global__ void __launch_bounds__(kCompactThreads)
-    zg_compact_emit(const uint8_t* flags, bool aligned, const int64_t* n, int64_t length, int64_t tile_rows,
-                    int tiles, const int64_t* tile_counts, int64_t cap, int64_t* positions, int64_t* count) {
+    zg_compact_emit(const uint8_t* flags, bool aligned, const int64_t* n, int64_t length, int64_t tile_rows, int tiles,
+                    const int64_t* tile_counts, int64_t cap, int64_t* positions, int64_t* count) {
   using Scan = cub::BlockScan<int, kCompactThreads>;
   __shared__ typename Scan::TempStorage storage;
   __shared__ uint16_t kept[kCompactChunk];  // offsets in the chunk, packed: the stores below are then coalesced

@@ -15,8 +15,8 @@ static_assert(sizeof(ConcatPieces) <= 4000, "kernel parameters hold at most 4096
 
 // Unit: what one thread moves; `units` of them make a row. Blocks as by row_block(units).
 template <typename Unit>
-__global__ void __launch_bounds__(kRowThreads)
-    zg_concat(const __grid_constant__ ConcatPieces pieces, const int64_t* counts, int64_t cap, int64_t units, Unit* out) {
+__global__ void __launch_bounds__(kRowThreads) zg_concat(const __grid_constant__ ConcatPieces pieces,
+                                                         const int64_t* counts, int64_t cap, int64_t units, Unit* out) {
   constexpr int kItems = kConcatLimit / 32;
   __shared__ int64_t starts[kConcatLimit + 1];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;

@@ -26,14 +26,15 @@ cudaError_t unique(const void* ids, int id_bytes, const int64_t* n, int64_t leng
                    cudaStream_t stream);
 
 constexpr int kConcatLimit = 128;
-// `pieces` and `lengths` are host arrays of k <= kConcatLimit entries, read before the call returns; `counts` is on the device.
+// `pieces` and `lengths` are host arrays of k <= kConcatLimit entries, read before the call returns; `counts` is on the
+// device.
 cudaError_t concat(const void* const* pieces, const int64_t* lengths, int k, const int64_t* counts, int64_t cap,
                    int64_t row_bytes, void* out, cudaStream_t stream);
 
 enum class Dtype : int { kFloat32, kFloat64, kBfloat16, kFloat16, kInt32, kInt64 };
 // `width` elements a row.
-cudaError_t index_add(const void* index, int id_bytes, const void* source, Dtype dtype, const int64_t* n, int64_t length,
-                      int64_t rows, int64_t width, void* out, cudaStream_t stream);
+cudaError_t index_add(const void* index, int id_bytes, const void* source, Dtype dtype, const int64_t* n,
+                      int64_t length, int64_t rows, int64_t width, void* out, cudaStream_t stream);
 
 cudaError_t index_put(const void* self, int64_t rows, const void* index, int id_bytes, const void* values,
                       const int64_t* n, int64_t length, int64_t row_bytes, void* out, cudaStream_t stream);

@@ -1,5 +1,5 @@
-// publish: one block copies the metadata buffer to host-mapped memory and writes the launch id last, so that a host that sees the
-// id sees the rest.
+// publish: one block copies the metadata buffer to host-mapped memory and writes the launch id last, so that a host
+// that sees the id sees the rest.
 #pragma once
 
 #include <cstdint>

@@ -19,8 +19,8 @@ constexpr int64_t kRepeatOutputs = 2048;  // a block, at most
 // One block a tile. A negative repeat counts as 0 and marks its tile.
 template <typename Id>
 __global__ void __launch_bounds__(kRepeatThreads)
-    zg_repeat_interleave_sum(const Id* repeats, const int64_t* n, int64_t length, int64_t tile_rows,
-                             int64_t* tile_sums, int* tile_negative) {
+    zg_repeat_interleave_sum(const Id* repeats, const int64_t* n, int64_t length, int64_t tile_rows, int64_t* tile_sums,
+                             int* tile_negative) {
   const int64_t begin = blockIdx.x * tile_rows;
   const int64_t end = min(begin + tile_rows, valid_rows(n, length));
   int64_t own = 0;

@@ -36,7 +36,8 @@ inline unsigned grid_blocks(int64_t items, int64_t items_a_block) {
   return static_cast<unsigned>(std::clamp<int64_t>(ceil_div(items, items_a_block), 1, 8192));
 }
 
-// x runs over the units of a row and y over rows, kRowThreads in all; x is the power of two that idles the fewest threads.
+// x runs over the units of a row and y over rows, kRowThreads in all; x is the power of two that idles the fewest
+// threads.
 inline dim3 row_block(int64_t units) {
   int64_t x = 1;
   if (units <= 32) {

@@ -1,5 +1,5 @@
-// Sorted unique of ids below a bound, without a sort. Word w of the table holds the marks of ids [32w, 32w + 32) and the
-// rank of the first of them; an id's rank is that plus the marks below its own.
+// Sorted unique of ids below a bound, without a sort. Word w of the table holds the marks of ids [32w, 32w + 32) and
+// the rank of the first of them; an id's rank is that plus the marks below its own.
 #pragma once
 
 #include <cub/block/block_scan.cuh>
@@ -12,7 +12,7 @@
 namespace zgcompile {
 
 constexpr int kUniqueThreads = 256;
-constexpr int kUniqueRankThreads = 128;            // one word a thread
+constexpr int kUniqueRankThreads = 128;                // one word a thread
 constexpr int kUniqueChunk = kUniqueRankThreads * 32;  // ids
 // Each tile of the ranking reads what all tiles before it published, so there are few: larger bounds have longer tiles.
 constexpr int kUniqueTiles = 1024;

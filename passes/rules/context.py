@@ -68,6 +68,11 @@ class Context:
             count = count * self.count(size)
         return count
 
+    def true_count(self, symbol: sympy.Symbol) -> torch.Tensor:
+        """The unclamped value of a symbol, for the conditions of the trace."""
+        known = self.true_counts.get(symbol)
+        return known if known is not None else self.count_tensor(symbol)
+
     def _count_of_symbol(self, symbol: sympy.Symbol) -> torch.Tensor:
         if symbol not in self.counts:
             raise InternalError(f"the size symbol {symbol} is used before it is bound")

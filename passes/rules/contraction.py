@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,14 +13,41 @@ from zgcompile.passes.rules.context import Context
 from zgcompile.passes.rules.table import rule
 
 
-@rule("mm.default", "bmm.default", "addmm.default", "baddbmm.default", "mv.default", "dot.default", "addmv.default")
-def product(context: Context, node: Node, *args: Any, **kwargs: Any) -> torch.Tensor:
-    *bias, left, right = args
-    left_sizes = context.sizes_of(left)
-    kwargs = {k: context.scalar(v) for k, v in kwargs.items()}
-    if isinstance(left_sizes[-1], int):
-        return node.target(*context.raw(bias), context.raw(left), context.raw(right), **kwargs)  # type: ignore[operator]
-    contracted = 0 if len(context.sizes_of(right)) == 1 else len(context.sizes_of(right)) - 2
-    clean_left = context.select(left, 0, [len(left_sizes) - 1]) if isinstance(left, Bounded) else left
-    clean_right = context.select(right, 0, [contracted]) if isinstance(right, Bounded) else right
-    return node.target(*context.raw(bias), clean_left, clean_right, **kwargs)  # type: ignore[operator]
+def _cleaned(context: Context, operand: Any, dims: Iterable[int]) -> torch.Tensor:
+    return context.select(operand, 0, dims) if isinstance(operand, Bounded) else operand
+
+
+def _scale(context: Context, bias: Any, product: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
+    """`beta * bias + alpha * product` with factors from the device."""
+    return context.raw(bias) * context.scalar(beta) + product * context.scalar(alpha)
+
+
+@rule("mm.default", "bmm.default", "mv.default", "dot.default", "vdot.default")
+def product(context: Context, node: Node, left: Any, right: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    if isinstance(context.sizes_of(left)[-1], int):
+        return node.target(context.raw(left), context.raw(right), *args, **kwargs)  # type: ignore[operator]
+    clean = _cleaned(context, left, [-1]), _cleaned(context, right, [0 if context.raw(right).dim() == 1 else -2])
+    return node.target(*clean, *args, **kwargs)  # type: ignore[operator]
+
+
+@rule("addmm.default", "baddbmm.default", "addmv.default")
+def added_product(context: Context, node: Node, bias: Any, left: Any, right: Any, **kwargs: Any) -> torch.Tensor:
+    if not isinstance(context.sizes_of(left)[-1], int):
+        left, right = _cleaned(context, left, [-1]), _cleaned(context, right, [0 if context.raw(right).dim() == 1 else -2])
+    plain = {k: context.scalar(v) for k, v in kwargs.items()}
+    if any(isinstance(v, torch.Tensor) for v in plain.values()):
+        return _scale(context, bias, torch.matmul(context.raw(left), context.raw(right)), plain.get("beta", 1), plain.get("alpha", 1))
+    return node.target(*context.raw((bias, left, right)), **plain)  # type: ignore[operator]
+
+
+@rule("addbmm.default")
+def summed_products(context: Context, node: Node, bias: Any, left: Any, right: Any, **kwargs: Any) -> torch.Tensor:
+    """The batch is summed over as well."""
+    clean = _cleaned(context, left, [0, -1]), _cleaned(context, right, [0, -2])
+    return node.target(context.raw(bias), *clean, **{k: context.scalar(v) for k, v in kwargs.items()})  # type: ignore[operator]
+
+
+@rule("_cdist_forward.default")
+def distances(context: Context, node: Node, left: Any, right: Any, *args: Any) -> torch.Tensor:
+    """Each pair of rows has its own distance; the features are static."""
+    return node.target(context.raw(left), context.raw(right), *args)  # type: ignore[operator]

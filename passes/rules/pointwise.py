@@ -20,17 +20,23 @@ ZERO_PRESERVING = {
 }  # fmt: skip
 
 
-def pointwise(context: Context, node: Node, *args: Any, **kwargs: Any) -> Any:
-    """Any op tagged `torch.Tag.pointwise`."""
-    values = tree_map(lambda v: _value(context, node, v), (args, kwargs), is_leaf=lambda v: isinstance(v, SYMBOLIC))
-    operands, options = values
+@rule(
+    "abs.default", "add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar", "rsub.Scalar", "rsub.Tensor", "mul.Tensor", "mul.Scalar",
+    "div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode", "_to_copy.default", "clone.default", "lift_fresh_copy.default",
+    "native_dropout_backward.default", "masked_fill.Scalar", "masked_fill.Tensor", "where.self", "where.ScalarSelf", "where.ScalarOther",
+    "where.Scalar", "threshold_backward.default", "addcmul.default", "addcdiv.default", "lerp.Scalar", "lerp.Tensor",
+    "leaky_relu_backward.default", "elu_backward.default", "gelu_backward.default", "sigmoid_backward.default", "tanh_backward.default",
+    "silu_backward.default", "softplus_backward.default", "hardtanh_backward.default", "log_sigmoid_forward.default",
+    "log_sigmoid_backward.default", "fill.Scalar", "fill.Tensor", "_prelu_kernel.default", "glu.default", "glu_backward.default",
+)  # fmt: skip
+def elementwise(context: Context, node: Node, *args: Any, **kwargs: Any) -> Any:
+    """Any op that ATen tags pointwise; listed are those that some torch release does not tag."""
+    operands, options = tree_map(lambda v: _value(context, node, v), (args, kwargs), is_leaf=lambda v: isinstance(v, SYMBOLIC))
     target = node.target
     if _has_symbolic_scalar((args, kwargs)):
-        special = SCALED.get(target)
-        if special is not None:
-            return special(*operands, **options)
-        if any(isinstance(a, (Size, Number)) for a in args):
-            target = target.overloadpacket  # type: ignore[union-attr]
+        if target in SCALED:
+            return SCALED[target](*operands, **options)
+        target = target.overloadpacket  # type: ignore[union-attr]
     result = target(*operands, **options)  # type: ignore[operator]
     if target in ZERO_PRESERVING and isinstance(args[0], Bounded) and args[0].pad is Pad.ZERO:
         return result, Pad.ZERO
@@ -38,17 +44,17 @@ def pointwise(context: Context, node: Node, *args: Any, **kwargs: Any) -> Any:
 
 
 def _value(context: Context, node: Node, value: Any) -> Any:
+    """Data. A number from the device is a 0-d tensor of the type in which ATen would take a Python number."""
     if isinstance(value, Bounded):
         return value.data
-    if isinstance(value, Number):
-        out = next((v for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)), None)
-        # A Python float takes part in the dtype of the tensors; a 0-d float64 tensor must not widen it.
-        return value.value.to(out.dtype) if out is not None and out.is_floating_point() else value.value
-    if isinstance(value, Size):
-        count = context.count_tensor(value)
-        out = next((v for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)), None)
-        return count.to(out.dtype) if out is not None and out.is_floating_point() else count
-    return value
+    if not isinstance(value, (Size, Number)):
+        return value
+    number = context.count_tensor(value) if isinstance(value, Size) else value.value
+    out = next(v.dtype for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor))
+    if out == torch.bool:  # a comparison is made in the type of its tensor
+        tensors = [a.meta["val"].dtype for a in node.all_input_nodes if isinstance(a.meta.get("val"), torch.Tensor)]
+        out = next((t for t in tensors if t.is_floating_point or not number.is_floating_point()), number.dtype)
+    return number.to(out) if out.is_floating_point or not number.is_floating_point() else number
 
 
 def _has_symbolic_scalar(tree: Any) -> bool:
@@ -79,9 +85,12 @@ def _lerp(a: Any, b: Any, weight: Any) -> Any:
     return torch.lerp(a, b, weight if isinstance(weight, torch.Tensor) else torch.full_like(a, weight))
 
 
-def _clamp(a: Any, low: Any = None, high: Any = None) -> Any:
-    a = a if low is None else torch.maximum(a, torch.as_tensor(low, dtype=a.dtype, device=a.device))
-    return a if high is None else torch.minimum(a, torch.as_tensor(high, dtype=a.dtype, device=a.device))
+def _clamp(a: Any, min: Any = None, max: Any = None) -> Any:
+    """Bounds are numbers or 0-d tensors."""
+    for bound, tensor_op, name in ((min, torch.maximum, "min"), (max, torch.minimum, "max")):
+        if bound is not None:
+            a = tensor_op(a, bound.to(a.dtype)) if isinstance(bound, torch.Tensor) else a.clamp(**{name: bound})
+    return a
 
 
 # Ops whose schema takes a plain number where the lowered step has a 0-d tensor.
@@ -97,23 +106,8 @@ SCALED = {
     aten.lerp.Scalar: _lerp,
     aten.clamp.default: _clamp,
     aten.clamp_min.default: _clamp,
-    aten.clamp_max.default: lambda a, high: _clamp(a, None, high),
+    aten.clamp_max.default: lambda a, max: _clamp(a, None, max),
 }
-
-
-@rule(
-    "add.Tensor", "add.Scalar", "sub.Tensor", "rsub.Scalar", "rsub.Tensor", "mul.Tensor", "mul.Scalar", "div.Tensor", "div.Scalar",
-    "div.Tensor_mode", "_to_copy.default", "clone.default", "alias.default", "detach.default", "lift_fresh_copy.default",
-    "ones_like.default", "zeros_like.default", "full_like.default", "empty_like.default", "native_dropout_backward.default",
-    "masked_fill.Scalar", "masked_fill.Tensor", "where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar",
-    "threshold_backward.default", "addcmul.default", "addcdiv.default", "lerp.Scalar", "lerp.Tensor",
-    "leaky_relu_backward.default", "elu_backward.default", "gelu_backward.default", "sigmoid_backward.default", "tanh_backward.default",
-    "silu_backward.default", "softplus_backward.default", "hardtanh_backward.default", "log_sigmoid_forward.default",
-    "log_sigmoid_backward.default", "fill.Scalar", "fill.Tensor",
-)  # fmt: skip
-def elementwise(context: Context, node: Node, *args: Any, **kwargs: Any) -> Any:
-    """As `pointwise`, for overloads that some torch releases do not tag."""
-    return pointwise(context, node, *args, **kwargs)
 
 
 @rule("copy.default")

@@ -9,8 +9,7 @@ from torch.fx import Node
 
 from zgcompile.ir.bounded import Bounded
 from zgcompile.passes.rules.context import Context
-from zgcompile.passes.rules.shaping import refuse
-from zgcompile.passes.rules.table import rule
+from zgcompile.passes.rules.table import refuse, rule
 
 
 @rule("_softmax.default", "_log_softmax.default")

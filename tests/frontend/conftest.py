@@ -3,11 +3,11 @@ the untouched eager function."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import numbers
 import random
-import sys
 from collections.abc import Callable, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
@@ -62,35 +62,30 @@ class World:
         self.opt.step()
 
 
-def _image(value: Any, seen: dict[int, Any], names: frozenset[str]) -> Any:
+def _image(value: Any, seen: dict[int, Any]) -> Any:
     if isinstance(value, Tensor):
         grad = value.grad if value.is_leaf else None
         kept = value.detach()
         if kept.device.type == "meta" or type(kept) not in (Tensor, nn.Parameter):
             return type(value).__name__, id(value), tuple(value.shape)
         data = kept.clone().view(-1).view(torch.uint8).numpy().tobytes() if kept.layout is torch.strided and kept.numel() else b""
-        return "tensor", id(value), tuple(value.shape), value.dtype, data, _image(grad, seen, names)
+        return "tensor", id(value), tuple(value.shape), value.dtype, data, _image(grad, seen)
     if isinstance(value, (int, float, str, bytes, bool, type(None), ModuleType, type)):
         return ("value", type(value).__name__, str(value))
     if id(value) in seen:
         return "seen", id(value)
     seen[id(value)] = value
     if isinstance(value, (list, tuple)):
-        return type(value).__name__, id(value), [_image(v, seen, names) for v in value]
+        return type(value).__name__, id(value), [_image(v, seen) for v in value]
     if isinstance(value, dict):
-        return "dict", id(value), [(id(k) if isinstance(k, Tensor) else k, _image(v, seen, names)) for k, v in value.items()]
+        return "dict", id(value), [(id(k) if isinstance(k, Tensor) else k, _image(v, seen)) for k, v in value.items()]
     if isinstance(value, FunctionType):
-        cells = [_image(c.cell_contents, seen, names) for c in value.__closure__ or ()]
+        cells = [_image(c.cell_contents, seen) for c in value.__closure__ or ()]
         space = {k: v for k, v in value.__globals__.items() if k in value.__code__.co_names}
-        return "function", id(value), cells, _image(dict(space), seen, names) if space else ()
+        return "function", id(value), cells, [(k, _image(v, seen)) for k, v in space.items()]
     if hasattr(value, "__dict__"):
-        return type(value).__name__, id(value), [(k, _image(v, seen, names)) for k, v in vars(value).items()]
+        return type(value).__name__, id(value), [(k, _image(v, seen)) for k, v in vars(value).items()]
     return type(value).__name__, id(value)
-
-
-def _without_new_ids(image: Any) -> Any:
-    """`dict(space)` above is a new dict each time: its id says nothing."""
-    return image
 
 
 def image(*values: Any) -> Any:
@@ -100,10 +95,10 @@ def image(*values: Any) -> Any:
     for v in values:
         if isinstance(v, FunctionType):
             space = {k: v.__globals__[k] for k in v.__code__.co_names if k in v.__globals__}
-            spaces.append([(k, _image(s, seen, frozenset())) for k, s in space.items() if not isinstance(s, FunctionType)])
-            spaces.append([_image(c.cell_contents, seen, frozenset()) for c in v.__closure__ or ()])
+            spaces.append([(k, _image(s, seen)) for k, s in space.items() if not isinstance(s, FunctionType)])
+            spaces.append([_image(c.cell_contents, seen) for c in v.__closure__ or ()])
         else:
-            spaces.append(_image(v, seen, frozenset()))
+            spaces.append(_image(v, seen))
     numpy_state = np.random.get_state()
     return spaces, generators(), str(numpy_state)
 
@@ -248,13 +243,7 @@ def compare() -> Callable[..., zgcompile.CompiledStep]:
         want = run(step, batches, holders, between, injected_draws)
         step, *holders = build()
         compiled = zgcompile.compile(step, **{"warmup": 1, **options})
-
-        def as_is() -> Any:
-            import contextlib
-
-            return contextlib.nullcontext()
-
-        got = run(compiled, batches, holders, between, as_is)
+        got = run(compiled, batches, holders, between, contextlib.nullcontext)
         for i, (a, b) in enumerate(zip(got, want, strict=True)):
             if isinstance(b[0], Exception):
                 assert isinstance(a[0], ZgError), f"call {i}: eager raises {b[0]!r}, compiled gave {a[0]!r}"
@@ -279,5 +268,3 @@ def batches_of() -> Callable[..., list[Tensor]]:
 
     return make
 
-
-del sys

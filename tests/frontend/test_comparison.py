@@ -18,7 +18,10 @@ def entry(expected, got, kind="state", tolerances=DEFAULT, **options):
     return _compare("x", kind, "FX graph", expected, got, tolerances, **options)
 
 
-@pytest.mark.parametrize(("dtype", "within", "beyond"), [(torch.float64, 5e-10, 2e-9), (torch.float32, 5e-5, 2e-4), (torch.bfloat16, 1e-2, 5e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "within", "beyond"),
+    [(torch.float64, 5e-10, 2e-9), (torch.float32, 5e-5, 2e-4), (torch.bfloat16, 1e-2, 5e-2)],
+)
 def test_floats_agree_relative_to_the_largest_magnitude(dtype, within, beyond):
     x = torch.tensor([100.0, 0.0], dtype=torch.float64)
     off = torch.tensor([0.0, 100.0], dtype=torch.float64)
@@ -80,14 +83,20 @@ def test_a_gradient_of_rounding_noise_leaves_its_adam_update_open(gradient, ok):
     before = {0: torch.zeros(1), 1: torch.zeros(1)}
 
     def result(sign):
-        return Result([], {0: torch.tensor([1.0]), 1: torch.tensor([sign * gradient])}, {0: torch.tensor([0.01]), 1: torch.tensor([sign * 0.01])})
+        return Result(
+            [],
+            {0: torch.tensor([1.0]), 1: torch.tensor([sign * gradient])},
+            {0: torch.tensor([0.01]), 1: torch.tensor([sign * 0.01])},
+        )
 
     entries = compared(lifted, result(1), result(-1), before, "FX graph", DEFAULT)
     assert {e.name: e.ok for e in entries} == {"w.grad": True, "b.grad": ok, "w": True, "b": ok}
 
 
 def test_a_lost_gradient_differs():
-    entries = compared(program(("w", "tensor")), Result([], {0: torch.ones(2)}, {}), Result([], {0: None}, {}), {}, "FX graph", DEFAULT)
+    entries = compared(
+        program(("w", "tensor")), Result([], {0: torch.ones(2)}, {}), Result([], {0: None}, {}), {}, "FX graph", DEFAULT
+    )
     assert [e.ok for e in entries] == [False]
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from zgcompile.passes import lower
 
 import zgcompile
 from zgcompile.errors import BadInput, CaptureRefused, VerificationFailed
 from zgcompile.frontend import specialisation
-from zgcompile.passes import lower
 
 ROWS, FEATURES, CLASSES = 40, 6, 3
 
@@ -53,9 +53,14 @@ class Setup:
 
     def held(self):
         """Everything that a step may change, by identity and by value."""
-        tensors = {name: t for name, t in [*self.model.named_parameters(), *self.model.named_buffers()]} | {"seen": self.seen}
+        tensors = dict([*self.model.named_parameters(), *self.model.named_buffers()]) | {"seen": self.seen}
         grads = {name: p.grad for name, p in self.model.named_parameters()}
-        state = {(i, k): v for i, p in enumerate(self.model.parameters()) if p in self.opt.state for k, v in self.opt.state[p].items()}
+        state = {
+            (i, k): v
+            for i, p in enumerate(self.model.parameters())
+            if p in self.opt.state
+            for k, v in self.opt.state[p].items()
+        }
         every = [*tensors.values(), *state.values(), *[g for g in grads.values() if g is not None]]
         return {
             "identities": [(str(k), id(v)) for table in (tensors, grads, state) for k, v in table.items()],
@@ -82,7 +87,9 @@ def assert_untouched(before, after):
         elif key == "groups":
             assert [{k: id(v) for k, v in g.items()} for g in a] == [{k: id(v) for k, v in g.items()} for g in b]
         elif key == "attributes":
-            assert [(n, {k: id(v) for k, v in d.items()}) for n, d in a] == [(n, {k: id(v) for k, v in d.items()}) for n, d in b]
+            assert [(n, {k: id(v) for k, v in d.items()}) for n, d in a] == [
+                (n, {k: id(v) for k, v in d.items()}) for n, d in b
+            ]
         else:
             assert a == b, key
 
@@ -111,9 +118,22 @@ def test_a_plain_function_passes_and_nothing_changes(started):
     assert report.note == ""
     found = {(e.name, e.kind) for e in report.entries}
     assert {(e.way) for e in report.entries} == {"FX graph", "compiled step"}
-    assert {("output['loss']", "output"), ("output['count']", "output"), ("output['value']", "output"), ("output['chosen']", "output")} <= found
-    assert {("model.lin.weight.grad", "gradient"), ("model.lin.weight", "state"), ("model.lin.weight.exp_avg", "state")} <= found
-    assert {("model.norm.running_mean", "state"), ("model.norm.num_batches_tracked", "state"), ("seen", "state")} <= found
+    assert {
+        ("output['loss']", "output"),
+        ("output['count']", "output"),
+        ("output['value']", "output"),
+        ("output['chosen']", "output"),
+    } <= found
+    assert {
+        ("model.lin.weight.grad", "gradient"),
+        ("model.lin.weight", "state"),
+        ("model.lin.weight.exp_avg", "state"),
+    } <= found
+    assert {
+        ("model.norm.running_mean", "state"),
+        ("model.norm.num_batches_tracked", "state"),
+        ("seen", "state"),
+    } <= found
     assert not setup.opt.state or started
     assert "model.lin.weight.exp_avg" in str(report)
     assert "DIFFERS" not in str(report)
@@ -155,7 +175,9 @@ def test_an_overflow_is_checked_at_exact_sizes(trained):
 
 def plant_wrong_update(monkeypatch):
     write = lower._write_gated
-    monkeypatch.setattr(lower, "_write_gated", lambda good, old, new: write(good, old, new * 1.01 if new.is_floating_point() else new))
+    monkeypatch.setattr(
+        lower, "_write_gated", lambda good, old, new: write(good, old, new * 1.01 if new.is_floating_point() else new)
+    )
 
 
 def plant_wrong_op(monkeypatch):
@@ -238,4 +260,4 @@ def test_nan_in_the_same_places_agrees_in_float64():
 
     report = zgcompile.verify(train_step, torch.tensor([0, 1, 2, 3]))
     assert report.ok
-    assert [e.tolerance for e in report.entries if e.name == "output[0]"][0] < 1e-8
+    assert next(e.tolerance for e in report.entries if e.name == "output[0]") < 1e-8

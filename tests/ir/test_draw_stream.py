@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from zgcompile.errors import BadInput
 from zgcompile.ir.draws import DrawStream, KeyedDraws
-from zgcompile.kernels.keyed_draw import bernoulli_from_bits, step_key
+from zgcompile.keyed_numbers import bernoulli_from_bits, step_key
 from zgcompile.testing import injected_draws
 
 if TYPE_CHECKING:

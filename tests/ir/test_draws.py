@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from zgcompile.errors import BadInput, CaptureRefused, StepError
 from zgcompile.ir.draws import KeyedDraws
-from zgcompile.kernels.keyed_draw import bernoulli_from_bits, normal_from_bits, step_key, uniform_from_bits
+from zgcompile.keyed_numbers import bernoulli_from_bits, normal_from_bits, step_key, uniform_from_bits
 from zgcompile.testing import injected_draws
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from zgcompile.passes.canonicalise import Canonicalise
 
 from zgcompile.errors import ZgError
 from zgcompile.frontend.arguments import Arguments, length_groups
@@ -12,10 +13,13 @@ from zgcompile.frontend.capture import capture
 from zgcompile.frontend.shape_env import EnvelopeShapeEnv
 from zgcompile.ir.parser import parse_fx_graph
 from zgcompile.ir.printer import print_fx_graph
-from zgcompile.passes.canonicalise import Canonicalise
 
 aten = torch.ops.aten
-HEAD = "fx_graph(length0: i64[], arg0: f32[8, 4], w: f32[4, 2]):\n  n0: rows(arg0)\n  %0: f32[n0, 4] = zgcompile.dynamic_rows(arg0, length0)\n"
+HEAD = """\
+fx_graph(length0: i64[], arg0: f32[8, 4], w: f32[4, 2]):
+  n0: rows(arg0)
+  %0: f32[n0, 4] = zgcompile.dynamic_rows(arg0, length0)
+"""
 
 
 def shape_env() -> ShapeEnv:
@@ -97,18 +101,29 @@ def test_sizes_are_born_where_a_trace_would_bear_them() -> None:
     )
     nodes = list(module.graph.nodes)
     born = [(n.target, list(n.meta["unbacked_bindings"])) for n in nodes if n.meta.get("unbacked_bindings")]
-    assert [t for t, _ in born] == [torch.ops.zgcompile.dynamic_rows.default, aten._unique2.default, aten._local_scalar_dense.default]
+    assert [t for t, _ in born] == [
+        torch.ops.zgcompile.dynamic_rows.default,
+        aten._unique2.default,
+        aten._local_scalar_dense.default,
+    ]
     symbols = [s for _, (s,) in born]
     assert module.meta["caps"] == {symbols[0]: 8, symbols[1]: 5}
     assert module.meta["ids"] == {next(n.name for n in nodes if n.target is aten._unique2.default): 64}
-    assert [(str(type(e).__name__), value) for e, value in module.meta["requires"]] == [("GreaterThan", True), ("Equality", False)]
+    assert [(str(type(e).__name__), value) for e, value in module.meta["requires"]] == [
+        ("GreaterThan", True),
+        ("Equality", False),
+    ]
     assert sum(n.target is aten.sym_size.int for n in nodes) == 2, "one node for each size, whatever uses it"
     zeros = next(n for n in nodes if n.target is aten.zeros.default)
     assert zeros.meta["val"].shape[0].node.expr == symbols[0] + symbols[1]
 
 
 def test_arguments_are_placed_as_in_a_trace() -> None:
-    module = parsed(HEAD + "  %1 = aten.clamp(%0, max=2)\n  %2 = aten.slice(%1, end=n0)\n  %3 = aten.sum.dim_IntList(%2, [0], dtype=f64)\n  return (%3)\n")
+    module = parsed(
+        HEAD
+        + "  %1 = aten.clamp(%0, max=2)\n  %2 = aten.slice(%1, end=n0)\n"
+        + "  %3 = aten.sum.dim_IntList(%2, [0], dtype=f64)\n  return (%3)\n"
+    )
     by_op = {n.target: n for n in module.graph.nodes}
     assert by_op[aten.clamp.default].args[1:] == (None, 2)
     assert by_op[aten.slice.Tensor].args[1:3] == (0, None)
@@ -139,9 +154,17 @@ def test_equal_sizes_are_one_in_types() -> None:
         ("  %1 = aten.sum(%0, keep=True)\n  return ()\n", 4, "column 26: aten.sum has no argument keep"),
         ("  %1 = aten.mm(w, w)\n  return ()\n", 4, "column 8: aten.mm.default fails"),
         ("  %1: f32[n0, 4] = aten.mm(%0, w)\n  return (%1)\n", 4, "column 7: %1 is f32[n0, 2]"),
-        ("  %1 = aten.nonzero(%0)\n  return ()\n", 4, "column 8: aten.nonzero.default makes a size that is not declared"),
+        (
+            "  %1 = aten.nonzero(%0)\n  return ()\n",
+            4,
+            "column 8: aten.nonzero.default makes a size that is not declared",
+        ),
         ("  n1: nonzero(%0)\n  %1 = aten.neg(%0)\n  return ()\n", 4, "column 3: no size is born here for n1"),
-        ("  n1: nonzero(w)\n  %1 = aten.nonzero(%0)\n  return ()\n", 4, "column 3: n1 is born by nonzero(%0), not nonzero(w)"),
+        (
+            "  n1: nonzero(w)\n  %1 = aten.nonzero(%0)\n  return ()\n",
+            4,
+            "column 3: n1 is born by nonzero(%0), not nonzero(w)",
+        ),
         ("  n1: nonzero(%0)\n  return ()\n", 4, "column 3: no op gives birth to n1"),
         ("  n0: rows(arg0)\n  return ()\n", 4, "column 3: n0 is declared twice"),
         ("  %0 = aten.neg(%0)\n  return ()\n", 4, "column 3: %0 is given twice"),

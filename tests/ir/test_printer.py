@@ -24,11 +24,11 @@ from zgcompile.ir.spans import Span
 aten = torch.ops.aten
 
 
-def traced(function, *shapes: tuple[int, ...], record: bool = False) -> GraphModule:
+def traced(function, *shapes: tuple[int, ...]) -> GraphModule:
     fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     with fake, enable_python_dispatcher():
         inputs = [torch.empty(s) for s in shapes]
-        return make_fx(function, tracing_mode="real", record_stack_traces=record)(*inputs)
+        return make_fx(function, tracing_mode="real")(*inputs)
 
 
 def selected(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -58,7 +58,7 @@ def test_names_of_nodes_and_symbols_do_not_show() -> None:
     with_symbols = traced(lambda x, w: (x[x[:, 0] > 9].sum() * 0, selected(x, w))[1], (8, 4), (4, 2))
     assert print_fx_graph(first, names=["x", "w"]) == print_fx_graph(second, names=["x", "w"])
     last = print_fx_graph(with_symbols, names=["x", "w"]).splitlines()[-5:]
-    assert [line.replace("n1", "n0") for line in last] != [line for line in last]  # the second size of that FX graph
+    assert all("n1" in line for line in last[:-1])  # the second size of that FX graph
     assert not re.search(r"\bu\d+\b|0x", print_fx_graph(with_symbols))
 
 
@@ -68,7 +68,8 @@ def test_caps_pads_spans_and_lines_show_when_asked() -> None:
         "  n0 <= 6: rows(arg0)\n"
         "  %0: i64[n0<=6] pad=any = zgcompile.dynamic_rows(arg0, length0)  # train.py:3\n"
         "  n1 <= 4: unique(%0) below 9\n"
-        "  %1: i64[n1<=4] pad=zero, %2: i64[n0<=6] span=[0, n1 <= 4), _: i64[0] = aten._unique2(%0, return_inverse=True)  # train.py:4\n"
+        "  %1: i64[n1<=4] pad=zero, %2: i64[n0<=6] span=[0, n1 <= 4), _: i64[0] = "
+        "aten._unique2(%0, return_inverse=True)  # train.py:4\n"
         "  %3: i64[n0 + n1 <= 10] span=[-inf, 7) = aten.cat([%0, %1])  # train.py:5\n"
         "  return (%3)\n"
     )
@@ -91,10 +92,13 @@ def test_caps_pads_spans_and_lines_show_when_asked() -> None:
 
 
 def test_lines_are_the_users() -> None:
-    text = print_fx_graph(traced(selected, (8, 4), (4, 2), record=True), lines=True)
-    line = selected.__code__.co_firstlineno + 1
-    assert f"aten.index(arg0_1, [%1])  # tests/ir/test_printer.py:{line}" in text or f"test_printer.py:{line}" in text
-    assert "#" not in print_fx_graph(traced(selected, (8, 4), (4, 2), record=True))
+    module = traced(selected, (8, 4), (4, 2))
+    index = next(n for n in module.graph.nodes if n.target is aten.index.Tensor)
+    index.meta["stack_trace"] = (
+        f'File "train.py", line 31, in step\n    x[m]\n  File "{torch.__file__}", line 2, in index\n'
+    )
+    assert "  %2: f32[n0, 4] = aten.index(x_1, [%1])  # train.py:31\n" in print_fx_graph(module, lines=True)
+    assert "#" not in print_fx_graph(module)
 
 
 def test_gated_writes_and_marked_mutations() -> None:
@@ -170,7 +174,14 @@ def test_a_wide_header_has_one_input_a_line() -> None:
 
 @pytest.mark.parametrize(
     ("op", "overload"),
-    [("add", "Tensor"), ("mm", "default"), ("index", "Tensor"), ("clamp", "default"), ("select", "int"), ("arange", "default")],
+    [
+        ("add", "Tensor"),
+        ("mm", "default"),
+        ("index", "Tensor"),
+        ("clamp", "default"),
+        ("select", "int"),
+        ("arange", "default"),
+    ],
 )
 def test_overload_left_out(op: str, overload: str) -> None:
     assert default_overload(getattr(aten, op)) == overload

@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from zgcompile.errors import BadInput
 from zgcompile.kernels import keyed_draw
-from zgcompile.kernels.keyed_draw import (
+from zgcompile.keyed_numbers import (
     bernoulli_from_bits,
     dimension_stride,
     exponential_from_bits,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import golden
+import golden_checks
 import pytest
 from golden import Case
 
@@ -55,17 +56,17 @@ def test_changed_means_other_text(case: Case) -> None:
     outcome = golden.transform(case)
     assert outcome.changed == (outcome.text != case.before)
     assert not golden.transform(case, times=2).changed
-    golden.check_same_results(case, outcome)
+    golden_checks.check_same_results(case, outcome)
 
 
 @_through("infer-bounds")
 def test_bounds_hold(case: Case) -> None:
-    golden.check_bounds(case, golden.transform(case))
+    golden_checks.check_bounds(case, golden.transform(case))
 
 
 @_through("lower")
 def test_lowered_step_is_the_exact_step(case: Case) -> None:
-    assert golden.check_lowered(case, golden.transform(case)) >= 2
+    assert golden_checks.check_lowered(case, golden.transform(case)) >= 2
 
 
 def test_each_pass_has_cases() -> None:

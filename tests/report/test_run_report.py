@@ -16,12 +16,37 @@ LINE = SourceLine("folder/train.py", 31, "sample", "total = int(num.sum().item()
 
 
 def step_report(**changes):
-    stats = Stats(calls=10, replays=7, eager_runs=3, captures=1, traces=1, host_reads=7, deferred_reads=5, envelope={"a": CapacityUse("folder/train.py:31", 90, 120)})
-    trips = Waiting.grouped([RoundTrip(LINE, "item", "u0", "a count"), RoundTrip(None, "unique", "u1", "own", 3), RoundTrip(LINE, "item", "u2", "a count")])
-    values = dict(
-        name="train_step", where="folder/train.py:40", device="cpu", stats=stats, round_trips=trips, reads_after=1, deferred=0.5,
-        eager=Timing.of([0.004, 0.002, 0.003]), compiled=Timing.of([0.001]), parity_error=1e-7, parity_compared=12, parity_note="",
-    )  # fmt: skip
+    stats = Stats(
+        calls=10,
+        replays=7,
+        eager_runs=3,
+        captures=1,
+        traces=1,
+        host_reads=7,
+        deferred_reads=5,
+        envelope={"a": CapacityUse("folder/train.py:31", 90, 120)},
+    )
+    trips = Waiting.grouped(
+        [
+            RoundTrip(LINE, "item", "u0", "a count"),
+            RoundTrip(None, "unique", "u1", "own", 3),
+            RoundTrip(LINE, "item", "u2", "a count"),
+        ]
+    )
+    values = {
+        "name": "train_step",
+        "where": "folder/train.py:40",
+        "device": "cpu",
+        "stats": stats,
+        "round_trips": trips,
+        "reads_after": 1,
+        "deferred": 0.5,
+        "eager": Timing.of([0.004, 0.002, 0.003]),
+        "compiled": Timing.of([0.001]),
+        "parity_error": 1e-7,
+        "parity_compared": 12,
+        "parity_note": "",
+    }
     return StepReport(**(values | changes))
 
 
@@ -63,7 +88,15 @@ def test_tables():
 
 
 def test_what_was_not_measured_says_so():
-    text = text_of(step_report(eager=None, compiled=None, parity_error=None, parity_note="no call reached a replay", stats=Stats(calls=2, eager_runs=2)))
+    text = text_of(
+        step_report(
+            eager=None,
+            compiled=None,
+            parity_error=None,
+            parity_note="no call reached a replay",
+            stats=Stats(calls=2, eager_runs=2),
+        )
+    )
     assert row(text, "ms a step, compiled")[1] == "not measured: 0 replays in 2 calls"
     assert row(text, "parity")[1] == "not checked; no call reached a replay"
     assert "speedup" not in text

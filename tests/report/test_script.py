@@ -103,7 +103,8 @@ def test_an_unknown_name_lists_what_is_there(script):
 
 def test_the_script_sees_what_python_would_show_it(script, monkeypatch):
     argv, search, main = sys.argv, list(sys.path), sys.modules["__main__"]
-    text = "def step(): pass\nimport sys, __main__\nfound = [sys.argv, sys.path[0], __file__, __name__, __main__.__file__]\n"
+    text = "def step(): pass\nimport sys, __main__\n"
+    text += "found = [sys.argv, sys.path[0], __file__, __name__, __main__.__file__]\n"
     path = script(text)
     seen, module, _ = run(path, "step", "--lr", "0.1")
     assert module.found == [[str(path), "--lr", "0.1"], str(path.parent), str(path), "__main__", str(path)]
@@ -113,7 +114,9 @@ def test_the_script_sees_what_python_would_show_it(script, monkeypatch):
     assert len(seen.functions) == 1
 
 
-@pytest.mark.parametrize(("end", "status"), [("sys.exit()", 0), ("sys.exit(0)", 0), ("sys.exit(3)", 3), ("sys.exit('bad')", 1), ("pass", 0)])
+@pytest.mark.parametrize(
+    ("end", "status"), [("sys.exit()", 0), ("sys.exit(0)", 0), ("sys.exit(3)", 3), ("sys.exit('bad')", 1), ("pass", 0)]
+)
 def test_the_status_is_the_scripts_own(script, end, status, capsys):
     assert run(script(f"import sys\ndef step(): pass\n{end}\n"), "step")[2] == status
     assert ("bad" in capsys.readouterr().err) == (end == "sys.exit('bad')")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from zgcompile.kernels.keyed_draw import keyed_bits_reference
+from zgcompile.keyed_numbers import keyed_bits_reference
 
 # Random draws are ours and the capture is ours; everything else is Inductor's default.
 OPTIONS: dict[str, Any] = {"triton.cudagraphs": False, "fallback_random": True}

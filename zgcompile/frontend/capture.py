@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from zgcompile.errors import CaptureRefused, PythonStateChanged
+from zgcompile.errors import CaptureRefused, PythonStateChanged, SourceLine
 from zgcompile.frontend.arguments import Arguments, argument_name
 from zgcompile.frontend.discovery import Discovery, discover
 from zgcompile.frontend.functionalise import functionalise
+from zgcompile.frontend.locate import line_of_change
 from zgcompile.frontend.private_copy import PrivateCopies, PrivateCopy, private_copy, private_modules
 from zgcompile.frontend.python_state import Change, HostRandom, PythonSnapshot, hyperparameters
 from zgcompile.frontend.refusal import refusals
@@ -143,39 +145,57 @@ class _Session:
             with self.modes():
                 return self.run(*args, **kwargs)
 
-        with self.undone():
+        def found_again() -> None:
+            again = FakeTensorMode(allow_non_fake_inputs=True, shape_env=EnvelopeShapeEnv())
+            discover(run, again, Discovery(modules=list(self.found.modules), optimizers=list(self.found.optimizers)), lambda _: None)
+
+        with self.undone(found_again):
             return discover(run, fake_mode, self.found, meet)
 
     @contextlib.contextmanager
-    def undone(self) -> Iterator[None]:
-        """Run the user's Python; put everything back; refuse when it changed what a replay would freeze."""
+    def undone(self, again: Callable[[], None] | None = None) -> Iterator[None]:
+        """Run the user's Python; put everything back; refuse when it changed what a replay would freeze.
+
+        `again` does the same once more, to find the line that made the change.
+        """
         host = HostRandom.take()
-        changes: list[Change] = []
         try:
             with refusals():
                 yield
         finally:
-            changes = [c for s in self.snapshots for c in s.diff() if not self._is_created_state(c)]
-            writes = self.run.global_writes()
-            drawn = [name for name in host.changed() if not name.startswith("torch")]
-            for snapshot in self.snapshots:
-                snapshot.restore()
-            host.restore()
+            changes, writes, drawn = self._changes(), self.run.global_writes(), _drawn(host)
+            self._put_back(host)
+
+        def line(appeared: Callable[[], bool]) -> SourceLine | None:
+            found = line_of_change(again, appeared) if again is not None else None
+            self._put_back(host)
+            return found or code_line(self.fn)
+
         if changes:
-            raise changes[0].error()
+            path, kind = changes[0].path, changes[0].kind
+            where = line(lambda: any(c.path == path and c.kind == kind for c in self._changes())) if again else changes[0].where
+            raise dataclasses.replace(changes[0], where=where).error()
         if writes:
             (module, name), (before, after) = next(iter(writes.items()))
             raise PythonStateChanged(
                 f"the step writes the global {name} of {module}: {before!r} -> {after!r}",
-                where=code_line(self.fn),
+                where=line(lambda: (module, name) in self.run.global_writes()),
                 advice="keep it in a tensor that the step updates in place, or move the line out of the step",
             )
         if drawn:
             raise CaptureRefused(
-                f"the step draws host random numbers ({', '.join(drawn)}): a replay would repeat them",
-                where=code_line(self.fn),
-                advice="draw with torch on the step's device",
+                f"the step draws from or seeds a random generator of the host ({', '.join(drawn)}): a replay would repeat it",
+                where=line(lambda: bool(_drawn(host))),
+                advice="draw with torch on the step's device, and seed outside the step",
             )
+
+    def _changes(self) -> list[Change]:
+        return [c for s in self.snapshots for c in s.diff() if not self._is_created_state(c)]
+
+    def _put_back(self, host: HostRandom) -> None:
+        for snapshot in self.snapshots:
+            snapshot.restore()
+        host.restore()
 
     def _is_created_state(self, change: Change) -> bool:
         """Optimizer state that the first step creates is expected; a state tensor that is rebound is not."""
@@ -204,6 +224,10 @@ class _Session:
                     where=code_line(self.fn),
                     advice="use one of them in the step",
                 )
+
+
+def _drawn(host: HostRandom) -> list[str]:
+    return host.changed()
 
 
 def _objects(arguments: Arguments) -> list[Any]:

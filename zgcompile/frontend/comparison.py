@@ -26,10 +26,10 @@ SMALL_GRADIENT = 1e-2  # of the largest gradient of the step: a smaller one is r
 class Entry:
     """One tensor of one run against the eager function.
 
-    `way`: "FX graph" (the dynamic FX graph at exact sizes) or "compiled step" (lowered and replayed). `max_abs_error` in the tensor's
-    own unit; `max_rel_error` and `tolerance` relative to its largest magnitude, that of a small gradient to 1/100 of the step's largest
-    gradient, and without what a gradient of rounding noise leaves open (`compared`). inf where shapes, dtypes or the places of NaN and
-    infinity differ.
+    `way`: "FX graph" (the dynamic FX graph at exact sizes) or "compiled step" (lowered and replayed). `max_abs_error`
+    in the tensor's own unit; `max_rel_error` and `tolerance` relative to its largest magnitude, that of a small
+    gradient to 1/100 of the step's largest gradient, and without what a gradient of rounding noise leaves open
+    (`compared`). inf where shapes, dtypes or the places of NaN and infinity differ.
     """
 
     name: str
@@ -43,8 +43,8 @@ class Entry:
 
 @dataclass
 class Report:
-    """Every output, gradient and state of one step, three ways. `note` says what the compiled step does with this batch when it is
-    not a replay."""
+    """Every output, gradient and state of one step, three ways. `note` says what the compiled step does with this batch
+    when it is not a replay."""
 
     step: str
     entries: list[Entry] = field(default_factory=list)
@@ -80,7 +80,14 @@ class Report:
             errors = [f"{by_way[way].max_rel_error:.1e}" if way in by_way else "" for way in ways]
             ok = all(entry.ok for entry in by_way.values())
             tolerance = min(entry.tolerance for entry in by_way.values())
-            table.add_row(name, kind, *errors, f"{tolerance:.0e}" if tolerance else "exact", "ok" if ok else "DIFFERS", style=None if ok else "bold red")
+            table.add_row(
+                name,
+                kind,
+                *errors,
+                f"{tolerance:.0e}" if tolerance else "exact",
+                "ok" if ok else "DIFFERS",
+                style=None if ok else "bold red",
+            )
         return table
 
     def __str__(self) -> str:
@@ -92,7 +99,8 @@ class Report:
 
 @dataclass
 class Result:
-    """What one run of a step left: named outputs, gradients (None: no gradient) and state by index of the lifted input."""
+    """What one run of a step left: named outputs, gradients (None: no gradient) and state by index of the lifted
+    input."""
 
     outputs: list[tuple[str, Any]]
     gradients: dict[int, torch.Tensor | None]
@@ -101,8 +109,8 @@ class Result:
 
 @dataclass
 class Tolerances:
-    """`rtol`, `atol` override the defaults: RTOL by dtype, raised where the FX graph computes in half precision or in TF32; an atol of
-    rtol / 1000 for outputs and none for gradients and state, which may all be tiny."""
+    """`rtol`, `atol` override the defaults: RTOL by dtype, raised where the FX graph computes in half precision or in
+    TF32; an atol of rtol / 1000 for outputs and none for gradients and state, which may all be tiny."""
 
     rtol: float | None
     atol: float | None
@@ -124,13 +132,15 @@ class Tolerances:
         return self.atol if self.atol is not None else rtol * 1e-3 * (kind == "output")
 
 
-def compared(program: StepProgram, eager: Result, got: Result, before: dict[int, torch.Tensor], way: str, tolerances: Tolerances) -> list[Entry]:
+def compared(
+    program: StepProgram, eager: Result, got: Result, before: dict[int, torch.Tensor], way: str, tolerances: Tolerances
+) -> list[Entry]:
     """The entries of one run; `before` is the state before the step.
 
-    An optimizer that normalises (Adam) turns a relative error of a gradient into one of the update, however small both are. So where an
-    element's gradient is known to a share only (tolerance over its size, at most 1), its parameter and optimizer state are free by four
-    times that share of the tensor's largest update; where it is rounding noise alone, by a hundred updates, as noise is another order of
-    magnitude the next time and Adam squares it.
+    An optimizer that normalises (Adam) turns a relative error of a gradient into one of the update, however small both
+    are. So where an element's gradient is known to a share only (tolerance over its size, at most 1), its parameter and
+    optimizer state are free by four times that share of the tensor's largest update; where it is rounding noise alone,
+    by a hundred updates, as noise is another order of magnitude the next time and Adam squares it.
     """
     entries = [
         _compare(name, "output", way, expected, value, tolerances)
@@ -138,10 +148,14 @@ def compared(program: StepProgram, eager: Result, got: Result, before: dict[int,
     ]
     live = [g for g in eager.gradients.values() if g is not None]
     floor = SMALL_GRADIENT * max((_magnitude(g) for g in live), default=0.0)
-    open_: dict[str, torch.Tensor] = {}  # parameter -> how much of each element's gradient, at most all of it, is within tolerance
+    open_: dict[
+        str, torch.Tensor
+    ] = {}  # parameter -> how much of each element's gradient, at most all of it, is within tolerance
     for index, expected in eager.gradients.items():
         name = program.lifted[index].name
-        entries.append(_compare(f"{name}.grad", "gradient", way, expected, got.gradients[index], tolerances, floor=floor))
+        entries.append(
+            _compare(f"{name}.grad", "gradient", way, expected, got.gradients[index], tolerances, floor=floor)
+        )
         if expected is not None:
             allowed = tolerances.relative(expected.dtype) * max(_magnitude(expected), floor)
             open_[name] = (allowed / expected.abs().double()).nan_to_num(1.0).clamp(max=1.0)
@@ -164,7 +178,15 @@ def _magnitude(tensor: torch.Tensor) -> float:
 
 
 def _compare(
-    name: str, kind: Kind, way: str, expected: Any, got: Any, tolerances: Tolerances, *, floor: float = 0.0, slack: torch.Tensor | None = None
+    name: str,
+    kind: Kind,
+    way: str,
+    expected: Any,
+    got: Any,
+    tolerances: Tolerances,
+    *,
+    floor: float = 0.0,
+    slack: torch.Tensor | None = None,
 ) -> Entry:
     different = Entry(name, kind, way, math.inf, math.inf, 0.0, False)
     same = Entry(name, kind, way, 0.0, 0.0, 0.0, True)
@@ -179,8 +201,8 @@ def _compare(
     if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
         if torch.equal(expected, got):
             return same
-        error = (expected.double() - got.double()).abs().max().item()
-        return Entry(name, kind, way, error, error / max(_magnitude(expected), 1.0), 0.0, False)
+        off = (expected.double() - got.double()).abs().max().item()
+        return Entry(name, kind, way, off, off / max(_magnitude(expected), 1.0), 0.0, False)
     odd = ~expected.isfinite()
     if not torch.equal(odd, ~got.isfinite()) or not same_bits(expected[odd], got[odd]):
         return different
@@ -197,6 +219,8 @@ def _compare(
 
 
 def first_failures(entries: Sequence[Entry], shown: int = 3) -> str:
-    """"name (way): error", worst first."""
+    """ "name (way): error", worst first."""
     worst = sorted(entries, key=lambda e: -e.max_rel_error)[:shown]
-    return ", ".join(f"{e.name} ({e.way}: relative error {e.max_rel_error:.1e}, tolerance {e.tolerance:.0e})" for e in worst)
+    return ", ".join(
+        f"{e.name} ({e.way}: relative error {e.max_rel_error:.1e}, tolerance {e.tolerance:.0e})" for e in worst
+    )

@@ -15,7 +15,7 @@ from zgcompile.frontend.specialisation import Call, Specialisation
 from zgcompile.frontend.stats import Counters, Stats
 from zgcompile.ir.draws import DrawStream
 from zgcompile.ir.envelope import Envelope
-from zgcompile.kernels.keyed_draw import step_key
+from zgcompile.keyed_numbers import step_key
 
 LOWERINGS = ("inductor", "aten", "reference")
 

@@ -14,9 +14,11 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
+from zgcompile.errors import CaptureRefused
 from zgcompile.frontend.lift import LiftMode, lifted_autograd_functions
 from zgcompile.frontend.shape_env import EnvelopeShapeEnv
 from zgcompile.ir.draws import KeyedDraws
+from zgcompile.ir.source import current_user_line
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class StepHooks:
                 self.modules.append(module)
 
         def on_optimizer(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            refuse_optimizer(optimizer)
             if not any(optimizer is o for o in self.optimizers):
                 self.meet(optimizer)
                 self.optimizers.append(optimizer)
@@ -70,6 +73,19 @@ class StepHooks:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+# Their steps are Python loops over device values.
+REFUSED = {
+    torch.optim.SparseAdam: "make the embedding dense (sparse=False) and use Adam",
+    torch.optim.LBFGS: "use a first-order optimizer, or keep this one outside the compiled step",
+}
+
+
+def refuse_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    for kind, advice in REFUSED.items():
+        if isinstance(optimizer, kind):
+            raise CaptureRefused(f"{kind.__name__} cannot be captured", where=current_user_line(), advice=advice)
 
 
 def discover(run: Callable[[], Any], fake_mode: FakeTensorMode, found: Discovery, meet: Callable[[Any], None]) -> Discovery:

@@ -14,10 +14,10 @@ from zgcompile.frontend.undo import undo_around
 
 
 def eager_seconds(specialisation: Specialisation, args: Sequence[Any], kwargs: dict[str, Any]) -> float:
-    """Wall time of one call of the function itself, device work included, with stock random numbers and nothing changed.
+    """Wall time of one call of the function itself with stock random numbers, device work included; then undone.
 
-    Adam's step counters, which a compiled step keeps on the device, go back to the host for it unless the optimizer's options
-    (capturable, fused) have them on the device: there eager would wait for each of them.
+    Adam's step counters, which a compiled step keeps on the device, go back to the host for it unless the optimizer's
+    options (capturable, fused) have them on the device: there eager would wait for each of them.
     """
     device = specialisation.captured.device
     undo = undo_around(specialisation, tree_leaves((args, kwargs)))

@@ -76,6 +76,7 @@ def functionalise(traced: Traced, arguments: list[ArgumentInput], lengths: int) 
     """The `StepProgram` of a stage-one trace: no in-place op is left, each state write is an output."""
     shape_env = traced.shape_env
     shape_env.recording = False
+    refuse_argument_writes(traced.fx_graph, arguments, lengths)
     symbols = _SymbolMap(traced.fx_graph)
     inputs = [x.detach() if isinstance(x, torch.Tensor) else x for x in traced.inputs]
 
@@ -119,7 +120,6 @@ def _program(fx_graph: GraphModule, traced: Traced, arguments: list[ArgumentInpu
     (output,) = (n for n in graph.nodes if n.op == "output")
     outputs = list(tree_leaves(output.args[0], is_leaf=lambda x: x is None))
     first_lifted = len(placeholders) - len(traced.lifted)
-    first_argument = 1 + lengths
     written: dict[Node, Node] = {}
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target is aten.copy_.default and node.args[0].op == "placeholder":
@@ -143,8 +143,6 @@ def _program(fx_graph: GraphModule, traced: Traced, arguments: list[ArgumentInpu
     state_writes = []
     for placeholder, value in written.items():
         position = placeholders.index(placeholder)
-        if position < first_lifted:
-            _refuse_argument_write(placeholder, arguments, position - first_argument)
         state_writes.append(StateWrite(position - first_lifted, len(flat)))
         flat.append(value)
     output.args = (flat,)
@@ -166,9 +164,31 @@ def _program(fx_graph: GraphModule, traced: Traced, arguments: list[ArgumentInpu
     )
 
 
-def _refuse_argument_write(placeholder: Node, arguments: list[ArgumentInput], index: int) -> None:
-    name = arguments[index].name if 0 <= index < len(arguments) else str(placeholder)
-    raise CaptureRefused(f"the step writes its argument {name} in place", advice="write to a clone of it")
+def refuse_argument_writes(fx_graph: GraphModule, arguments: list[ArgumentInput], lengths: int) -> None:
+    """The caller would see what the step wrote; a replay works on a copy.
+
+    Raises:
+        CaptureRefused: an op writes an argument or a view of one.
+    """
+    placeholders = [n for n in fx_graph.graph.nodes if n.op == "placeholder"][1 + lengths :]
+    names = dict(zip(placeholders, (a.name for a in arguments), strict=False))
+    for node in fx_graph.graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        for argument, info in zip(node.args, node.target._schema.arguments, strict=False):
+            if info.alias_info is None and "dynamic_rows" not in str(node.target):
+                continue
+            for source in [argument] if isinstance(argument, Node) else tree_leaves(argument):
+                name = names.get(source) if isinstance(source, Node) else None
+                if name is None:
+                    continue
+                if info.alias_info is not None and info.alias_info.is_write:
+                    raise CaptureRefused(
+                        f"the step writes its argument {name} in place", where=node_line(node), advice="write to a clone of it"
+                    )
+                names.setdefault(node, name)
+            if "dynamic_rows" in str(node.target):
+                break
 
 
 def node_line(node: Node) -> SourceLine | None:

@@ -4,6 +4,8 @@ generators."""
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +14,16 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 
+@contextmanager
+def _plain_torch() -> Iterator[None]:
+    """Generator states are real tensors, in the midst of a trace too."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
 def _states() -> dict[str, Any]:
     states: dict[str, Any] = {"random": random.getstate(), "numpy.random": np.random.get_state()}
-    with _disable_current_modes():
+    with _plain_torch():
         states["torch"] = torch.get_rng_state()
         if torch.cuda.is_initialized():
             states |= {f"torch.cuda:{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
@@ -40,7 +49,7 @@ class HostRandom:
     def restore(self) -> None:
         random.setstate(self.states["random"])
         np.random.set_state(self.states["numpy.random"])
-        with _disable_current_modes():
+        with _plain_torch():
             torch.set_rng_state(self.states["torch"])
             for name, state in self.states.items():
                 if name.startswith("torch.cuda:"):
@@ -50,5 +59,5 @@ class HostRandom:
         """Names of the generators that have moved since, in the order "random", "numpy.random", "torch",
         "torch.cuda:0", ..."""
         now = _states()
-        with _disable_current_modes():
+        with _plain_torch():
             return [name for name, state in self.states.items() if not _equal(state, now[name])]

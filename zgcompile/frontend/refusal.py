@@ -8,8 +8,9 @@ import functools
 import linecache
 import sys
 from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, TracebackType
 
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -17,7 +18,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from zgcompile.errors import CaptureRefused, SourceLine, ZgError
+from zgcompile.errors import CaptureRefused, SourceLine, UnsupportedOp, ZgError
 from zgcompile.ir.source import is_user_file, source_line, user_line_from_traceback
 
 BRANCH_ADVICE = {
@@ -33,11 +34,18 @@ def refusals() -> Iterator[None]:
     """Within it, a data-dependent decision raises `CaptureRefused`; the user's own exceptions pass unchanged."""
     try:
         yield
-    except ZgError:
+    except ZgError as error:
+        if error.where is None:
+            raise type(error)(error.what, where=user_line_from_traceback(error.__traceback__), advice=error.advice) from error
         raise
     except (GuardOnDataDependentSymNode, DataDependentOutputException) as error:
         where = user_line_from_traceback(error.__traceback__)
         statement = statement_at(where)
+        op = None if statement else _deciding_op(error.__traceback__)
+        if op is not None:
+            raise UnsupportedOp(
+                f"{op} makes a decision on a device value or size", where=where, advice="express it with ops that do not, or keep it outside the step"
+            ) from error
         raise CaptureRefused(
             f"Python control flow on a device value ({statement or 'a decision'}) cannot be captured",
             where=where,
@@ -59,9 +67,31 @@ def refusals() -> Iterator[None]:
         ) from error
 
 
+# Torch functions through which Python asks a tensor for a value.
+ASKING = {"__bool__", "__contains__", "__float__", "__index__", "__int__", "__iter__", "is_nonzero", "item", "numpy", "tolist"}
+
+
+def _deciding_op(traceback: TracebackType | None) -> str | None:
+    """The op in whose trace the exception was raised; None when the user's own Python asked for the value."""
+    called, op = None, None
+    while traceback is not None:
+        frame = traceback.tb_frame
+        func = frame.f_locals.get("func")
+        if is_user_file(frame.f_code.co_filename):
+            called, op = None, None
+        elif called is None and frame.f_code.co_name in ASKING:
+            called = frame.f_code.co_name
+        elif called is None and frame.f_code.co_name == "__torch_function__":
+            called = getattr(func, "__name__", None)
+        elif frame.f_code.co_name == "__torch_dispatch__" and isinstance(func, OpOverload) and op is None:
+            op = str(func)
+        traceback = traceback.tb_next
+    return None if called is None or called in ASKING else op or called
+
+
 def _needs_a_concrete_number(error: Exception) -> bool:
     text = str(error)
-    marks = ("Could not extract specialized integer", "SymInt", "SymFloat", "symbolic", "data-dependent", "FakeTensor")
+    marks = ("Could not extract specialized integer", "SymInt", "SymFloat", "symbolic", "data-dependent", "FakeTensor", "tensor subclasses")
     return any(mark in text for mark in marks)
 
 

@@ -19,6 +19,7 @@ from zgcompile.frontend.capture import Captured
 from zgcompile.frontend.guards import Guards
 from zgcompile.frontend.state_tensors import host_state_to, parameter_of, store_exact
 from zgcompile.frontend.stats import CapacityUse, Counters
+from zgcompile.ir.bounds import Observed
 from zgcompile.ir.draws import KeyedDraws
 from zgcompile.ir.envelope import Envelope
 from zgcompile.ir.lowered import ConstantOutput, LoweredStep, NumberOutput, SizeOutput, TensorOutput
@@ -26,7 +27,7 @@ from zgcompile.ir.sizes import evaluate
 from zgcompile.ir.source import code_line, user_line_from_stack_trace, user_line_from_traceback
 from zgcompile.ir.spans import Span
 from zgcompile.ir.status import Failure
-from zgcompile.pipeline import Observed, canonical, lowered_step
+from zgcompile.pipeline import canonical, lowered_step
 
 OVERFLOWS_BEFORE_REFIT = 3
 

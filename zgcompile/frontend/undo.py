@@ -30,12 +30,16 @@ class _Saved:
 class Undo:
     """The state around `fn` now; `restore` puts it back bit for bit, identities and version counters included.
 
-    `roots` and `tensors` are what the step touches beyond what is reachable from `fn`; `written` are the tensors that it is known
-    to write. Restore any number of times.
+    `roots` and `tensors` are what the step touches beyond what is reachable from `fn`; `written` are the tensors that
+    it is known to write. Restore any number of times.
     """
 
     def __init__(
-        self, fn: Callable[..., Any], roots: Iterable[object], tensors: Iterable[torch.Tensor], written: Iterable[torch.Tensor]
+        self,
+        fn: Callable[..., Any],
+        roots: Iterable[object],
+        tensors: Iterable[torch.Tensor],
+        written: Iterable[torch.Tensor],
     ) -> None:
         self.fn = fn
         self.snapshot = PythonSnapshot.take(fn, [*roots])
@@ -70,8 +74,9 @@ class Undo:
         self.random.restore()
         if lost:
             names = {id(site.tensor): site.path for site in self.snapshot.tensors}
+            name = names.get(id(lost[0]), f"a tensor of shape {tuple(lost[0].shape)}")
             raise VerificationFailed(
-                f"the step writes {names.get(id(lost[0]), f'a tensor of shape {tuple(lost[0].shape)}')}, the captured step does not",
+                f"the step writes {name}, the captured step does not",
                 where=code_line(self.fn),
                 advice="report this: the capture misses a write",
             )
@@ -109,4 +114,6 @@ def _save(tensor: torch.Tensor, always: bool) -> _Saved:
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal, a NaN being equal to a NaN."""
     a, b = a.detach(), b.detach()
-    return torch.equal(a, b) or (a.dtype.is_floating_point and torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num()))
+    return torch.equal(a, b) or (
+        a.dtype.is_floating_point and torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+    )

@@ -1,4 +1,4 @@
-"""`zgcompile.verify`: one step three ways on the same state with the same random numbers; nothing of the user's is changed."""
+"""`zgcompile.verify`: one step three ways, on the same state with the same random numbers, and all of it undone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from zgcompile.ir.draws import DrawStream, KeyedDraws
 from zgcompile.ir.envelope import Envelope
 from zgcompile.ir.source import code_line
 from zgcompile.ir.status import Check, Failure
-from zgcompile.kernels.keyed_draw import step_key
+from zgcompile.keyed_numbers import step_key
 
 FX_GRAPH, COMPILED = "FX graph", "compiled step"
 FALLBACKS = {
@@ -36,22 +36,29 @@ FALLBACKS = {
 
 
 def verify(
-    step: CompiledStep | Callable[..., Any], *args: Any, rtol: float | None = None, atol: float | None = None, **kwargs: Any
+    step: CompiledStep | Callable[..., Any],
+    *args: Any,
+    rtol: float | None = None,
+    atol: float | None = None,
+    **kwargs: Any,
 ) -> Report:
     """Check a step on one batch against the user's function, and change no state.
 
-    The function itself runs under the draws of the next call, then the dynamic FX graph at exact sizes, then the lowered, replayed
-    step. Outputs, gradients and state of the last two are compared with those of the first. A plain function is captured for this
-    check alone, as is a `CompiledStep` whose current capture does not fit the batch or is not lowered yet. Where the optimizer has no
-    state yet, a first step by the function itself, undone like the rest, creates it.
+    The function itself runs under the draws of the next call, then the dynamic FX graph at exact sizes, then the
+    lowered, replayed step. Outputs, gradients and state of the last two are compared with those of the first. A plain
+    function is captured for this check alone, as is a `CompiledStep` whose current capture does not fit the batch or is
+    not lowered yet. Where the optimizer has no state yet, a first step by the function itself, undone like the rest,
+    creates it.
 
     Args:
-        rtol, atol: a difference of `atol + rtol * largest magnitude` of a tensor passes. By default 1e-9 for float64, 1e-4 for
-            float32 (5e-3 under TF32), 1e-2 for float16, 2e-2 for bfloat16; integers are exact; NaNs agree in place. Where a gradient is
-            smaller than its tolerance, a parameter and its optimizer state may differ by the size of their update.
+        rtol, atol: a difference of `atol + rtol * largest magnitude` of a tensor passes. By default 1e-9 for float64,
+            1e-4 for float32 (5e-3 under TF32), 1e-2 for float16, 2e-2 for bfloat16; integers are exact; NaNs agree in
+            place. Where a gradient is smaller than its tolerance, a parameter and its optimizer state may differ by the
+            size of their update.
 
     Raises:
-        VerificationFailed: with the `Report` as its `report`. Any other ZgError: the step cannot be compiled. What the function raises.
+        VerificationFailed: with the `Report` as its `report`. Any other ZgError: the step cannot be compiled. What the
+        function raises.
     """
     fn = step.fn if isinstance(step, CompiledStep) else step
     arguments = Arguments.of(args, kwargs)
@@ -66,7 +73,8 @@ def verify(
     if not report.ok:
         failed = report.failures
         failure = VerificationFailed(
-            f"{report.step} differs from the eager function in {len(failed)} of {len(report.entries)} comparisons: {first_failures(failed)}",
+            f"{report.step} differs from the eager function in {len(failed)} of {len(report.entries)} comparisons: "
+            f"{first_failures(failed)}",
             where=code_line(fn),
             advice="pass rtol= if that is rounding; otherwise train without zgcompile and report it",
         )
@@ -148,7 +156,9 @@ class _Check:
                         report.entries += compared(self.program, eager, result, before, way, self.tolerances)
                     undo.restore()
             except StepError as error:
-                raise VerificationFailed(f"the eager function runs this batch, the captured step does not: {error.what}", where=error.where) from error
+                raise VerificationFailed(
+                    f"the eager function runs this batch, the captured step does not: {error.what}", where=error.where
+                ) from error
         finally:
             undo.restore()
         return report
@@ -172,7 +182,9 @@ class _Check:
         leaves = run.outputs[: self.program.user_outputs]
         outputs = _outputs(tree_unflatten(leaves, self.program.out_spec))
         grads = {g.lifted: None if g.output is None else run.outputs[g.output] for g in self.program.gradient_writes}
-        return Result(outputs, _cloned(grads), _cloned({w.lifted: run.outputs[w.output] for w in self.program.state_writes}))
+        return Result(
+            outputs, _cloned(grads), _cloned({w.lifted: run.outputs[w.output] for w in self.program.state_writes})
+        )
 
     def replayed(self, undo: Undo) -> Result | str:
         subject, lifted = self.subject, self.lifted()
@@ -198,7 +210,9 @@ class _Check:
         worst = max(failed, key=lambda check: check.failure)
         if changed:
             raise VerificationFailed(
-                f"{worst.what}, and yet the replay wrote {len(changed)} tensors", where=worst.where, advice="report this: a write is not gated"
+                f"{worst.what}, and yet the replay wrote {len(changed)} tensors",
+                where=worst.where,
+                advice="report this: a write is not gated",
             )
         if worst.failure is Failure.USER_ERROR:
             raise StepError(worst.what, where=worst.where)

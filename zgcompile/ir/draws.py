@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zgcompile.errors import BadInput, CaptureRefused
-from zgcompile.kernels.keyed_draw import (
+from zgcompile.keyed_numbers import (
     bernoulli_from_bits,
     exponential_from_bits,
     integers_from_bits,

@@ -1,7 +1,7 @@
-"""Builds an FX graph from the text that `zgcompile.ir.printer` prints: for golden tests, bug reports and the command line.
+"""Builds an FX graph from the text that `zgcompile.ir.printer` prints: for golden tests and bug reports.
 
-Every op runs once on fake tensors, so shapes, dtypes and size symbols are those a trace would give, and every type, declaration and
-capacity in the text is checked against them.
+Every op runs once on fake tensors, so shapes, dtypes and size symbols are those a trace would give, and every type and
+declaration in the text is checked against them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import re
-from typing import Any, NoReturn
+from typing import Any
 
 import sympy
 import torch
@@ -20,32 +20,57 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, compute_
 from torch.utils._pytree import tree_map
 
 from zgcompile.errors import SourceLine, ZgError
-from zgcompile.ir import syntax
 from zgcompile.ir.printer import DTYPES, MEMORY_FORMATS, OPERATORS, birth, default_overload, type_texts
+from zgcompile.ir.reader import Reader, read
 from zgcompile.ir.spans import INT64_HIGH, INT64_LOW, Span
-from zgcompile.ir.syntax import Assignment, Call, Constant, Declaration, Expression, Items, Literal, Name, Operation, Part, Place, Result, Write
+from zgcompile.ir.syntax import (
+    Assignment,
+    Call,
+    Constant,
+    Declaration,
+    Expression,
+    FxGraphText,
+    Items,
+    Literal,
+    Name,
+    Operation,
+    Part,
+    Place,
+    Requirement,
+    Result,
+    TypeText,
+    Write,
+)
 
 aten = torch.ops.aten
 _OP = re.compile(r"(?:(\w+)\.(?=\w+))?(\w+)(?:\.(\w+))?")
 _DTYPES = {short: dtype for dtype, short in DTYPES.items()}
 _FORMATS = {short: memory_format for memory_format, short in MEMORY_FORMATS.items()}
 _LAYOUTS = {"strided": torch.strided, "sparse_coo": torch.sparse_coo, "sparse_csr": torch.sparse_csr}
-_SIGNS = {sign: op for op, (sign, _) in reversed(OPERATORS.items())}
-_FUNCTIONS = {"max": torch.sym_max, "min": torch.sym_min, "float": torch.sym_float, "sqrt": torch._sym_sqrt}
+_SIGNS: dict[str, Any] = {sign: op for op, (sign, _) in reversed(OPERATORS.items())}
+_FUNCTIONS: dict[str, Any] = {
+    "max": torch.sym_max,
+    "min": torch.sym_min,
+    "float": torch.sym_float,
+    "sqrt": torch._sym_sqrt,  # type: ignore[attr-defined]
+}
 HYPERPARAMETER = 0.5  # the present value of a float input: only its symbol counts
 
 
-def parse_fx_graph(text: str, shape_env: ShapeEnv | None = None, *, file: str = "<text>", first_line: int = 1) -> tuple[GraphModule, ShapeEnv]:
+def parse_fx_graph(
+    text: str, shape_env: ShapeEnv | None = None, *, file: str = "<text>", first_line: int = 1
+) -> tuple[GraphModule, ShapeEnv]:
     """The FX graph of a text, with fake tensors in `meta["val"]`, and the ShapeEnv of its size symbols.
 
-    What the text says beyond the ops is in `GraphModule.meta`: `caps` (symbol -> capacity), `ids` (node -> id bound), `writes`
-    (target -> output position or None) and `requires` (comparison, value). `file` and `first_line` place the text for errors.
+    What the text says beyond the ops is in `GraphModule.meta`: `caps` (symbol -> capacity), `ids` (node name -> id
+    bound), `writes` (target, output position or None) and `requires` (comparison, value). `file` and `first_line` place
+    the text for errors.
 
     Raises:
-        ZgError: with line and column, where the text cannot be read, names what does not exist, or states a type that an op does
-            not give.
+        ZgError: with line and column, where the text cannot be read, names what does not exist, or states a type that
+            an op does not give.
     """
-    tree, reader = syntax.read(text, file, first_line)
+    tree, reader = read(text, file, first_line)
     builder = _Builder(reader, shape_env or ShapeEnv())
     with builder.modes():
         builder.build(tree)
@@ -56,12 +81,13 @@ def parse_fx_graph(text: str, shape_env: ShapeEnv | None = None, *, file: str = 
 
 
 class _Builder:
-    def __init__(self, reader: syntax.Reader, shape_env: ShapeEnv) -> None:
+    def __init__(self, reader: Reader, shape_env: ShapeEnv) -> None:
         self.reader, self.shape_env = reader, shape_env
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shape_env)
         self.root, self.graph = torch.nn.Module(), Graph()
         self.nodes: dict[str, Node] = {}
-        self.sizes: dict[str, Node | tuple[Node, int]] = {}  # name of a size -> the node that is it, or a dimension that has it
+        # Name of a size -> the node that is it, or a dimension that has it.
+        self.sizes: dict[str, Node | tuple[Node, int]] = {}
         self.symbols: dict[str, sympy.Symbol] = {}
         self.declared: list[Declaration] = []
         self.memo: dict[str, Node] = {}
@@ -76,7 +102,7 @@ class _Builder:
         with self.fake_mode, enable_python_dispatcher(), torch.no_grad():
             yield
 
-    def build(self, tree: syntax.FxGraphText) -> None:
+    def build(self, tree: FxGraphText) -> None:
         for entry in tree.inputs:
             self.input(entry)
         late: list[Write] = []
@@ -85,14 +111,14 @@ class _Builder:
                 self.declare(statement)
             elif isinstance(statement, Assignment):
                 self.assign(statement)
-            elif isinstance(statement, syntax.Requirement):
+            elif isinstance(statement, Requirement):
                 self.requires.append((self.comparison(statement.expr), statement.value))
             elif statement.good is not None:
                 self.gated(statement, statement.good)
             else:
                 late.append(statement)
         if self.declared:
-            self.fail(f"no op gives birth to {self.declared[0].name}", self.declared[0].at)
+            raise self.error(f"no op gives birth to {self.declared[0].name}", self.declared[0].at)
         self.outputs = [self.value(v) for v in tree.returns]
         for write in late:
             self.write(write)
@@ -102,24 +128,27 @@ class _Builder:
 
     def input(self, entry: Result) -> None:
         if entry.name in self.nodes or entry.type is None:
-            self.fail(f"the input {entry.name} has no type" if entry.type is None else f"two inputs are called {entry.name}", entry.at)
+            raise self.error(
+                f"the input {entry.name} has no type" if entry.type is None else f"two inputs are called {entry.name}",
+                entry.at,
+            )
         node = self.graph.placeholder("".join(c if c.isalnum() else "_" for c in entry.name))
         node.meta |= {"input_name": entry.name, "val": self.input_value(entry, entry.type)}
         self.nodes[entry.name] = node
         self.facts(node, entry)
 
-    def input_value(self, entry: Result, kind: syntax.TypeText) -> Any:
+    def input_value(self, entry: Result, kind: TypeText) -> Any:
         if kind.kind == "float":
             return self.float_input(entry.name)
         dtype = _DTYPES.get(kind.kind)
         if dtype is None:
-            self.fail(f"{kind.text} is not the type of an input", kind.at)
+            raise self.error(f"{kind.text} is not the type of an input", kind.at)
         shape = [self.static(expr) for expr, _ in kind.dims]
         if entry.strides is None:
             return torch.empty(shape, dtype=dtype, device=kind.device or "cpu")
         return torch.empty_strided(shape, entry.strides, dtype=dtype, device=kind.device or "cpu")
 
-    def float_input(self, name: str) -> torch.SymFloat:
+    def float_input(self, name: str) -> Any:
         from torch._dynamo.source import ConstantSource
 
         source = ConstantSource(name)
@@ -129,16 +158,18 @@ class _Builder:
     def static(self, expr: Expression) -> int:
         if isinstance(expr, Literal) and isinstance(expr.value, int):
             return expr.value
-        self.fail("an input has static sizes: its rows become dynamic through zgcompile.dynamic_rows", expr.at)
+        raise self.error("an input has static sizes: its rows become dynamic through zgcompile.dynamic_rows", expr.at)
 
     # -- statements
 
     def declare(self, statement: Declaration) -> None:
         if statement.name in self.symbols or any(d.name == statement.name for d in self.declared):
-            self.fail(f"{statement.name} is declared twice", statement.at)
+            raise self.error(f"{statement.name} is declared twice", statement.at)
         self.declared.append(statement)
         if statement.kind == "item":
-            node = self.run(aten._local_scalar_dense.default, (self.node(statement.operand),), {}, statement.at, statement.source)
+            node = self.run(
+                aten._local_scalar_dense.default, (self.node(statement.operand),), {}, statement.at, statement.source
+            )
             self.born(node, [node], statement.at)
 
     def assign(self, statement: Assignment) -> None:
@@ -156,7 +187,7 @@ class _Builder:
         if len(results) > 1:
             if not isinstance(value, (tuple, list)) or len(value) != len(results):
                 given = len(value) if isinstance(value, (tuple, list)) else 1
-                self.fail(f"{given} results are given {len(results)} names", results[0].at)
+                raise self.error(f"{given} results are given {len(results)} names", results[0].at)
             found = [
                 self.run(operator.getitem, (node, i), {}, r.at, statement.source) if r.name != "_" else None  # type: ignore[misc]
                 for i, r in enumerate(results)
@@ -171,17 +202,19 @@ class _Builder:
 
     def name_value(self, result: Result, node: Node) -> None:
         if result.name in self.nodes:
-            self.fail(f"{result.name} is given twice", result.at)
+            raise self.error(f"{result.name} is given twice", result.at)
         self.nodes[result.name] = node
 
     def constant(self, right: Constant, results: tuple[Result, ...]) -> Node:
         kind = results[0].type if results else None
         if kind is None or kind.kind not in _DTYPES:
-            self.fail("a constant needs a dtype: `%0: f32[2] = constant([0.5, 1.5])`", right.at)
+            raise self.error("a constant needs a dtype: `%0: f32[2] = constant([0.5, 1.5])`", right.at)
         name = f"_constant{sum(1 for n in self.graph.nodes if n.op == 'get_attr')}"
         # The data of a constant is real: an op may read it.
         with torch._C._DisableTorchDispatch():
-            data = torch.tensor(self.value(right.value), dtype=_DTYPES[kind.kind]).reshape([self.static(d) for d, _ in kind.dims])
+            data = torch.tensor(self.value(right.value), dtype=_DTYPES[kind.kind]).reshape(
+                [self.static(d) for d, _ in kind.dims]
+            )
         self.root.register_buffer(name, data)
         node = self.graph.get_attr(name)
         node.meta["val"] = self.fake_mode.from_tensor(data, static_shapes=True)
@@ -189,7 +222,9 @@ class _Builder:
 
     def gated(self, statement: Write, good: Name) -> None:
         target = self.node(statement.target)
-        chosen = self.run(aten.where.self, (self.node(good), self.value(statement.new), target), {}, statement.at, statement.source)
+        chosen = self.run(
+            aten.where.self, (self.node(good), self.value(statement.new), target), {}, statement.at, statement.source
+        )
         self.run(aten.copy_.default, (target, chosen), {}, statement.at, statement.source)
 
     def write(self, statement: Write) -> None:
@@ -206,41 +241,54 @@ class _Builder:
         space, name, overload = _OP.fullmatch(call.op).groups()  # type: ignore[union-attr]
         packet = getattr(getattr(torch.ops, space or "aten"), name, None)
         if packet is None:
-            self.fail(f"there is no op {space or 'aten'}.{name}", call.at)
+            raise self.error(f"there is no op {space or 'aten'}.{name}", call.at)
         overload = overload or default_overload(packet)
         if overload not in packet.overloads():
-            self.fail(f"{call.op} is not an overload: {name} has {', '.join(sorted(packet.overloads()))}", call.at)
+            raise self.error(
+                f"{call.op} is not an overload: {name} has {', '.join(sorted(packet.overloads()))}", call.at
+            )
         return getattr(packet, overload)
 
     def bind(self, target: Any, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments as a trace records them: by position up to the last that is not a default, keyword-only ones by name."""
+        """Arguments as a trace records them: by position up to the last one given, keyword-only ones by name."""
         schema = target._schema.arguments
         positional = [a for a in schema if not a.kwarg_only]
         if len(call.arguments) > len(positional):
-            self.fail(f"{call.op} takes {len(positional)} arguments by position, not {len(call.arguments)}", call.at)
+            raise self.error(
+                f"{call.op} takes {len(positional)} arguments by position, not {len(call.arguments)}", call.at
+            )
         given = {a.name: self.value(v) for a, v in zip(positional, call.arguments, strict=False)}
         for name, expr in call.keywords.items():
             argument = next((a for a in schema if a.name == name), None)
             if argument is None or name in given:
-                self.fail(f"{call.op} has no argument {name}" if argument is None else f"{name} is given twice", expr.at)
+                raise self.error(
+                    f"{call.op} has no argument {name}" if argument is None else f"{name} is given twice", expr.at
+                )
             given[name] = self.value(expr)
         missing = next((a.name for a in schema if a.name not in given and not a.has_default_value()), None)
         if missing is not None:
-            self.fail(f"{call.op} needs the argument {missing}", call.at)
+            raise self.error(f"{call.op} needs the argument {missing}", call.at)
         last = max((i for i, a in enumerate(positional) if a.name in given), default=-1)
-        args = tuple(given.get(a.name, a.default_value if a.has_default_value() else None) for a in positional[: last + 1])
+        args = tuple(
+            given.get(a.name, a.default_value if a.has_default_value() else None) for a in positional[: last + 1]
+        )
         return args, {a.name: given[a.name] for a in schema if a.kwarg_only and a.name in given}
 
-    def run(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], at: Place, source: SourceLine | None) -> Node:
+    def run(
+        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], at: Place, source: SourceLine | None
+    ) -> Node:
         """Appends a call and runs it on fake tensors."""
         node = self.graph.call_function(target, args, kwargs)
-        values = tree_map(lambda v: v.meta["val"] if isinstance(v, Node) else v, (args, kwargs), is_leaf=lambda v: isinstance(v, Node))
+        values = tree_map(
+            lambda v: v.meta["val"] if isinstance(v, Node) else v, (args, kwargs), is_leaf=lambda v: isinstance(v, Node)
+        )
         try:
             value = target(*values[0], **values[1])
         except ZgError:
             raise
         except Exception as error:
-            self.fail(f"{target} fails: {str(error).splitlines()[0] if str(error) else type(error).__name__}", at)
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise self.error(f"{target} fails: {reason}", at) from error
         node.meta["val"] = value
         if source is not None:
             node.meta["stack_trace"] = f'File "{source.file}", line {source.line}, in step\n'
@@ -254,12 +302,14 @@ class _Builder:
         symbols = list(node.meta.get("unbacked_bindings") or {})
         for symbol in symbols:
             if not self.declared:
-                self.fail(f"{node.target} makes a size that is not declared in front of it", at)
+                raise self.error(f"{node.target} makes a size that is not declared in front of it", at)
             declaration = self.declared.pop(0)
             name = declaration.name
             found = birth(node, self.spelling)
             if found != f"{declaration.kind}({declaration.operand.text})":
-                self.fail(f"{name} is born by {found}, not {declaration.kind}({declaration.operand.text})", declaration.at)
+                raise self.error(
+                    f"{name} is born by {found}, not {declaration.kind}({declaration.operand.text})", declaration.at
+                )
             self.symbols[name] = symbol
             self.sizes[name] = self.holder(symbol, results)
             if declaration.cap is not None:
@@ -267,7 +317,7 @@ class _Builder:
             if declaration.below is not None:
                 self.ids[node.name] = declaration.below
         if self.declared:
-            self.fail(f"no size is born here for {self.declared[0].name}", self.declared[0].at)
+            raise self.error(f"no size is born here for {self.declared[0].name}", self.declared[0].at)
 
     def holder(self, symbol: sympy.Symbol, results: list[Node]) -> Node | tuple[Node, int]:
         for result in results:
@@ -288,7 +338,7 @@ class _Builder:
     def node(self, name: Name) -> Node:
         found = self.nodes.get(name.text)
         if found is None:
-            self.fail(f"{name.text} is not defined", name.at)
+            raise self.error(f"{name.text} is not defined", name.at)
         return found
 
     def value(self, expr: Expression) -> Any:
@@ -306,7 +356,7 @@ class _Builder:
         for words in (_DTYPES, _FORMATS, _LAYOUTS):
             if expr.text in words:
                 return words[expr.text]
-        self.fail(f"{expr.text} is not defined", expr.at)
+        raise self.error(f"{expr.text} is not defined", expr.at)
 
     def size(self, name: str) -> Node:
         place = self.sizes[name]
@@ -320,9 +370,13 @@ class _Builder:
     def operation(self, expr: Operation) -> Any:
         """Arithmetic on sizes and floats: one node for each distinct expression."""
         operands = [self.value(v) for v in expr.operands]
-        op = operator.neg if expr.sign == "-" and len(operands) == 1 else _SIGNS.get(expr.sign) or _FUNCTIONS.get(expr.sign)
+        op = (
+            operator.neg
+            if expr.sign == "-" and len(operands) == 1
+            else _SIGNS.get(expr.sign) or _FUNCTIONS.get(expr.sign)
+        )
         if op is None:
-            self.fail(f"{expr.sign} is not defined", expr.at)
+            raise self.error(f"{expr.sign} is not defined", expr.at)
         if not any(isinstance(v, Node) for v in operands):
             return op(*operands)
         key = f"{expr.sign}({', '.join(v.name if isinstance(v, Node) else repr(v) for v in operands)})"
@@ -343,21 +397,29 @@ class _Builder:
             return place.meta["val"] if isinstance(place, Node) else place[0].meta["val"].shape[place[1]]
         if isinstance(expr, Operation):
             operands = [self.symbolic_value(v) for v in expr.operands]
-            op = operator.neg if expr.sign == "-" and len(operands) == 1 else _SIGNS.get(expr.sign) or _FUNCTIONS.get(expr.sign)
+            op = (
+                operator.neg
+                if expr.sign == "-" and len(operands) == 1
+                else _SIGNS.get(expr.sign) or _FUNCTIONS.get(expr.sign)
+            )
             if op is not None:
                 return op(*operands)
-        self.fail("expected a size", expr.at)
+        raise self.error("expected a size", expr.at)
 
     def comparison(self, expr: Expression) -> sympy.Basic:
         relations = {"==": sympy.Eq, "!=": sympy.Ne, "<": sympy.Lt, "<=": sympy.Le, ">": sympy.Gt, ">=": sympy.Ge}
         if not isinstance(expr, Operation) or expr.sign not in relations:
-            self.fail("expected a comparison of sizes", expr.at)
+            raise self.error("expected a comparison of sizes", expr.at)
         left, right = (self.symbol_form(v) for v in expr.operands)
         return relations[expr.sign](left, right, evaluate=False)
 
     def symbol_form(self, expr: Expression) -> sympy.Basic:
         """As `size_expression`, with each symbol itself and not its equal."""
-        return self.symbols[expr.text] if isinstance(expr, Name) and expr.text in self.symbols else self.size_expression(expr)
+        return (
+            self.symbols[expr.text]
+            if isinstance(expr, Name) and expr.text in self.symbols
+            else self.size_expression(expr)
+        )
 
     # -- facts and checks
 
@@ -370,14 +432,14 @@ class _Builder:
             below = None if result.span.below is None else self.size_expression(result.span.below)
             node.meta["span"] = Span(low, high, below)
 
-    def check_types(self, module: GraphModule, tree: syntax.FxGraphText) -> None:
+    def check_types(self, module: GraphModule, tree: FxGraphText) -> None:
         """Compares each stated type with that of the finished FX graph, when all that makes sizes equal is known."""
         actual = type_texts(module)
         results = [r for s in tree.statements if isinstance(s, Assignment) for r in s.results]
         for result in [*tree.inputs, *results]:
             node = self.nodes.get(result.name)
             if node is not None and result.type is not None and result.type.text != actual[node].replace(" ", ""):
-                self.fail(f"{result.name} is {actual[node]}", result.type.at)
+                raise self.error(f"{result.name} is {actual[node]}", result.type.at)
 
-    def fail(self, what: str, at: Place) -> NoReturn:
-        self.reader.fail(what, at)
+    def error(self, what: str, at: Place) -> ZgError:
+        return self.reader.error(what, at)

@@ -1,4 +1,4 @@
-"""The text of an FX graph: what users read, golden tests compare and bug reports quote. `zgcompile.ir.parser` reads it back.
+"""The text of an FX graph: what users read, golden tests compare and bug reports quote; the parser reads it back.
 
     fx_graph(length0: i64[], arg0: f32[8, 4], w: f32[4, 2]):
       n0 <= 8: rows(arg0)
@@ -7,10 +7,10 @@
       w <- %2
       return (%1)
 
-Values are numbered in order of printing and sizes (`n0`) and device floats (`f0`) in order of birth, each declared once. Arithmetic
-on sizes and floats is folded into the arguments that use it. Required arguments come by position, the others by name and only when
-they differ from the default. Left out because they say nothing: the device that most of the FX graph is on, strided layout,
-unpinned memory, and a `key` or a vector `hypers` that nothing uses.
+Values are numbered in order of printing, sizes (`n0`) and device floats (`f0`) in order of birth, each declared once.
+Arithmetic on sizes and floats is folded into the arguments that use it. Required arguments come by position, the others
+by name and only when they differ from the default. Left out because they say nothing: the device of the FX graph,
+strided layout, unpinned memory, and a `key` or a vector `hypers` that nothing uses.
 """
 
 from __future__ import annotations
@@ -35,26 +35,52 @@ from zgcompile.ir.spans import INT64_HIGH, INT64_LOW, UNKNOWN, Span
 aten = torch.ops.aten
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 DTYPES = {
-    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64", torch.int32: "i32",
-    torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "bool", torch.complex64: "c64", torch.complex128: "c128",
-}  # fmt: skip
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "bool",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+}
 MEMORY_FORMATS = {
-    torch.contiguous_format: "contiguous", torch.preserve_format: "preserve", torch.channels_last: "channels_last",
-}  # fmt: skip
+    torch.contiguous_format: "contiguous",
+    torch.preserve_format: "preserve",
+    torch.channels_last: "channels_last",
+}
 # How the birth of a size is called where its op has another name.
 BIRTHS = {
-    "zgcompile.dynamic_rows": "rows", "aten._local_scalar_dense": "item", "aten.index": "mask", "aten._unique2": "unique",
+    "zgcompile.dynamic_rows": "rows",
+    "aten._local_scalar_dense": "item",
+    "aten.index": "mask",
+    "aten._unique2": "unique",
     "aten.unique_dim": "unique",
-}  # fmt: skip
+}
 DEFAULT_OVERLOADS = ("default", "Tensor", "self", "int")
 SILENT_INPUTS = ("key", "hypers")  # not printed when nothing uses them
 LARGEST_CONSTANT = 16  # elements of a tensor constant that is printed
 WIDEST_HEADER = 120  # characters; a longer header has one input a line
 OPERATORS = {
-    operator.add: ("+", 4), operator.sub: ("-", 4), operator.mul: ("*", 5), operator.truediv: ("/", 5), operator.floordiv: ("//", 5),
-    operator.mod: ("%", 5), operator.pow: ("**", 7), pow: ("**", 7),
-    operator.eq: ("==", 3), operator.ne: ("!=", 3), operator.lt: ("<", 3), operator.le: ("<=", 3), operator.gt: (">", 3), operator.ge: (">=", 3),
-}  # fmt: skip
+    operator.add: ("+", 4),
+    operator.sub: ("-", 4),
+    operator.mul: ("*", 5),
+    operator.truediv: ("/", 5),
+    operator.floordiv: ("//", 5),
+    operator.mod: ("%", 5),
+    operator.pow: ("**", 7),
+    pow: ("**", 7),
+    operator.eq: ("==", 3),
+    operator.ne: ("!=", 3),
+    operator.lt: ("<", 3),
+    operator.le: ("<=", 3),
+    operator.gt: (">", 3),
+    operator.ge: (">=", 3),
+}
 
 
 def print_fx_graph(
@@ -69,9 +95,9 @@ def print_fx_graph(
 ) -> str:
     """The text of a dynamic or lowered FX graph, ending in a newline.
 
-    `caps` are the capacities of size symbols and `ids` the id bound of each `unique` node (fields of `Bounds`); what a parsed text
-    said about them when None. `names` are those of the inputs, in order. `lines` adds the user's line as a comment, `pads` and
-    `spans` what `node.meta` has of pad states and value ranges.
+    `caps` are the capacities of size symbols and `ids` the id bound of each `unique` node, as infer-bounds finds them;
+    None: what a parsed text said. `names` are those of the inputs, in order. `lines` adds the user's line as a comment,
+    `pads` and `spans` what `node.meta` has of pad states and value ranges.
     """
     program = fx_graph if isinstance(fx_graph, StepProgram) else None
     module = fx_graph if isinstance(fx_graph, GraphModule) else fx_graph.fx_graph
@@ -112,7 +138,7 @@ def input_names(program: StepProgram) -> list[str]:
 def birth(node: Node, refer: Any) -> str:
     """What a size is declared as, e.g. `unique(%1)`; `refer` names the operand."""
     packet = op_name(node.target).split(".")
-    operand = next((a for a in reversed(tree_leaves(node.args)) if isinstance(a, Node)), None)
+    operand: Any = next((a for a in reversed(tree_leaves(node.args)) if isinstance(a, Node)), None)
     if node.target in (aten.slice.Tensor, aten._unique2.default) or "dynamic_rows" in packet:
         operand = node.args[0]
     return f"{BIRTHS.get('.'.join(packet[:2]), packet[1])}({refer(operand)})"
@@ -160,7 +186,9 @@ class _Printer:
         self.caps = module.meta.get("caps", {}) if caps is None else caps
         self.ids = module.meta.get("ids", {}) if ids is None else ids
         self.device = main_device(self.inputs)
-        given = names or (input_names(program) if program else [n.meta.get("input_name", str(n.target)) for n in self.inputs])
+        given = names or (
+            input_names(program) if program else [n.meta.get("input_name", str(n.target)) for n in self.inputs]
+        )
         self.values: dict[Node, str] = dict(zip(self.inputs, given, strict=True))
         self.sizes = SizeNames(module.graph, self.values, self.caps)
         self.folded: set[Node] = set()
@@ -215,7 +243,7 @@ class _Printer:
         if parts is None:
             return [self._named(node)]
         self.folded |= set(parts.values())
-        return [self._named(parts[i]) if i in parts else f"_: {self._type(v)}" for i, v in enumerate(value)]
+        return [self._named(parts[i]) if i in parts else f"_: {self._type(v)}" for i, v in enumerate(value or ())]
 
     def _named(self, node: Node) -> str:
         self.values[node] = f"%{self.count}"
@@ -228,7 +256,9 @@ class _Printer:
         if node.target is operator.getitem:
             return f"{self._refer(node.args[0])}[{node.args[1]}]"
         if not isinstance(node.target, torch._ops.OpOverload):
-            arguments = [self._argument(a) for a in node.args] + [f"{k}={self._argument(v)}" for k, v in node.kwargs.items()]
+            arguments = [self._argument(a) for a in node.args] + [
+                f"{k}={self._argument(v)}" for k, v in node.kwargs.items()
+            ]
             return f"{op_name(node.target)}({', '.join(arguments)})"
         return f"{op_name(node.target)}({', '.join(self._arguments(node))})"
 
@@ -237,7 +267,9 @@ class _Printer:
         given = dict(zip([a.name for a in schema], node.args, strict=False)) | node.kwargs
         shown = []
         for argument, written in zip(schema, self._writes(node), strict=True):
-            if argument.name not in given or (argument.has_default_value() and self._says_nothing(argument, given[argument.name])):
+            if argument.name not in given or (
+                argument.has_default_value() and self._says_nothing(argument, given[argument.name])
+            ):
                 continue
             text = self._argument(given[argument.name]) + ("!" if written else "")
             shown.append(f"{argument.name}={text}" if argument.has_default_value() or argument.kwarg_only else text)
@@ -259,7 +291,9 @@ class _Printer:
             "start": value == 0,
             "end": value == INT64_HIGH - 1,
         }
-        return silent.get(argument.name, False) or (type(value) is type(argument.default_value) and value == argument.default_value)
+        return silent.get(argument.name, False) or (
+            type(value) is type(argument.default_value) and value == argument.default_value
+        )
 
     def _source(self, node: Node) -> str:
         where = user_line_from_stack_trace(node.meta.get("stack_trace") or "") if self.lines else None
@@ -328,7 +362,10 @@ class _Printer:
         value = node.meta["val"]
         if isinstance(value, torch.SymInt) or node.meta.get("unbacked_bindings"):
             return self.sizes.bound(value.node.expr)
-        operand = [self._number(a) if isinstance(a, Node) else (repr(a), 9 if not isinstance(a, (int, float)) or a >= 0 else 6) for a in node.args]
+        operand = [
+            self._number(a) if isinstance(a, Node) else (repr(a), 9 if not isinstance(a, (int, float)) or a >= 0 else 6)
+            for a in node.args
+        ]
         if node.target is operator.neg:
             return f"-{_inside(operand[0], 6)}", 6
         if node.target in OPERATORS:
@@ -347,7 +384,11 @@ class _Printer:
         if self.pads and "pad" in node.meta:
             text += f" pad={node.meta['pad']}"
         span = node.meta.get("span", UNKNOWN)
-        if (self.spans or node.op == "placeholder") and span != UNKNOWN and not (isinstance(value, torch.Tensor) and value.dtype == torch.bool):
+        if (
+            (self.spans or node.op == "placeholder")
+            and span != UNKNOWN
+            and not (isinstance(value, torch.Tensor) and value.dtype == torch.bool)
+        ):
             text += f" span={self._span(span)}"
         return text
 
@@ -375,7 +416,11 @@ class _Printer:
     def _span(self, span: Span) -> str:
         low = "-inf" if span.low <= INT64_LOW else str(span.low)
         high = "inf" if span.high >= INT64_HIGH else str(span.high)
-        return f"[{low}, {high})" if span.below is None else f"[{low}, {self.sizes.text(self.sizes.root(span.below))} <= {high})"
+        return (
+            f"[{low}, {high})"
+            if span.below is None
+            else f"[{low}, {self.sizes.text(self.sizes.root(span.below))} <= {high})"
+        )
 
 
 def main_device(inputs: Sequence[Node]) -> torch.device:

@@ -1,4 +1,4 @@
-"""Names and text of size expressions: `n0`, `n0 + 64`, `2*n1`, `max(n0, 1)`, the same whatever torch calls its symbols."""
+"""Names and text of size expressions: `n0`, `n0 + 64`, `max(n0, 1)`, the same whatever torch calls its symbols."""
 
 from __future__ import annotations
 
@@ -11,16 +11,31 @@ from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves
 from torch.utils._sympy import functions as sf
 
-RELATIONS = {sympy.Eq: "==", sympy.Ne: "!=", sympy.Lt: "<", sympy.Le: "<=", sympy.Gt: ">", sympy.Ge: ">="}
-INFIX = {sf.FloorDiv: "//", sf.CleanDiv: "//", sf.Mod: "%", sf.PythonMod: "%", sf.IntTrueDiv: "/", sf.FloatTrueDiv: "/"}
+RELATIONS: dict[type, str] = {
+    sympy.Eq: "==",
+    sympy.Ne: "!=",
+    sympy.Lt: "<",
+    sympy.Le: "<=",
+    sympy.Gt: ">",
+    sympy.Ge: ">=",
+}
+INFIX: dict[type, str] = {
+    sf.FloorDiv: "//",
+    sf.CleanDiv: "//",
+    sf.Mod: "%",
+    sf.PythonMod: "%",
+    sf.IntTrueDiv: "/",
+    sf.FloatTrueDiv: "/",
+}
 # How tightly a text binds: comparison 3, sum 4, product 5, sign 6, power 7, atom 9.
 Bound = tuple[str, int]
 
 
 class SizeNames:
-    """`names` of the symbols of an FX graph: sizes n0, n1, ... and device floats f0, f1, ... in order of birth, inputs by their own.
+    """`names` of the symbols of an FX graph: sizes n0, n1, ... and device floats f0, f1, ... in order of birth.
 
-    Symbols that the ShapeEnv knows to be equal go by the name of the one born first, and share its cap.
+    Inputs keep their own name. Symbols that the ShapeEnv knows to be equal go by the name of the one born first, and
+    share its cap.
     """
 
     def __init__(self, graph: Graph, inputs: Mapping[Node, str], caps: Mapping[sympy.Symbol, int]) -> None:
@@ -59,13 +74,13 @@ class SizeNames:
     def _replaced(self, expr: sympy.Basic) -> sympy.Basic:
         return expr if self.shape_env is None else self.shape_env.replace(expr)
 
-    def root(self, expr: sympy.Basic) -> sympy.Basic:
+    def root(self, expr: Any) -> Any:
         """`expr` in the symbols that stand for their equals."""
         replaced = self._replaced(expr)
         return replaced.xreplace({s: self.first[s] for s in replaced.free_symbols if s in self.first})
 
-    def cap(self, symbol: sympy.Basic) -> int | None:
-        return self.caps.get(self.root(symbol))  # type: ignore[arg-type]
+    def cap(self, symbol: sympy.Symbol) -> int | None:
+        return self.caps.get(self.root(symbol))
 
     def text(self, expr: sympy.Basic, *, own: bool = False) -> str:
         """The text of an expression; with `own` each symbol goes by its own name, not that of its equals."""
@@ -75,7 +90,8 @@ class SizeNames:
         """The text of an expression and how tightly it binds."""
         return self._text(self.root(expr))
 
-    def _text(self, expr: sympy.Basic) -> Bound:
+    def _text(self, expr: Any) -> Bound:
+        arguments = expr.args
         if isinstance(expr, sympy.Symbol):
             return self.names.get(expr, str(expr)), 9
         if isinstance(expr, sympy.Integer):
@@ -91,12 +107,12 @@ class SizeNames:
             return f"{name}({', '.join(self._text(a)[0] for a in self._sorted(expr.args))})", 9
         for kind, sign in RELATIONS.items():
             if isinstance(expr, kind):
-                return f"{self._text(expr.args[0])[0]} {sign} {self._text(expr.args[1])[0]}", 3
+                return f"{self._text(arguments[0])[0]} {sign} {self._text(arguments[1])[0]}", 3
         for kind, sign in INFIX.items():
             if isinstance(expr, kind):
-                return f"{_inside(self._text(expr.args[0]), 5)} {sign} {_inside(self._text(expr.args[1]), 6)}", 5
+                return f"{_inside(self._text(arguments[0]), 5)} {sign} {_inside(self._text(arguments[1]), 6)}", 5
         if isinstance(expr, (sympy.Pow, sf.PowByNatural, sf.FloatPow)):
-            return f"{_inside(self._text(expr.args[0]), 8)} ** {_inside(self._text(expr.args[1]), 7)}", 7
+            return f"{_inside(self._text(arguments[0]), 8)} ** {_inside(self._text(arguments[1]), 7)}", 7
         return f"{type(expr).__name__}({', '.join(self._text(a)[0] for a in expr.args)})", 9
 
     def _sum(self, expr: sympy.Add) -> str:

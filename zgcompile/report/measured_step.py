@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from zgcompile.errors import BadInput, VerificationFailed
 from zgcompile.frontend.arguments import Arguments
 from zgcompile.frontend.comparison import Report
-from zgcompile.frontend.compiled_step import CompiledStep, compile  # noqa: A004
+from zgcompile.frontend.compiled_step import CompiledStep, compile
 from zgcompile.frontend.eager_time import eager_seconds, synchronize
 from zgcompile.frontend.verify import verify
 from zgcompile.ir.envelope import Envelope
@@ -23,12 +23,14 @@ REPETITIONS = 5  # of the eager function, each before a replay of the same batch
 
 
 class MeasuredStep:
-    """Call it as the step. Every call trains once, through zgcompile; the eager runs and the checks between them change nothing.
+    """Call it as the step. A call trains once, through zgcompile; eager runs and checks between calls change nothing.
 
     `made` hears of each step: the one of a method is made anew for each instance.
     """
 
-    def __init__(self, fn: Callable[..., Any], warmup: int, headroom: float, made: Callable[[MeasuredStep], None]) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], warmup: int, headroom: float, made: Callable[[MeasuredStep], None]
+    ) -> None:
         self.options = (warmup, headroom, made)
         envelope = Envelope(headroom=headroom)
         self.step = fn if isinstance(fn, CompiledStep) else compile(fn, warmup=warmup, envelope=envelope)
@@ -45,7 +47,11 @@ class MeasuredStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):
-            raise BadInput("the script compiles this step itself", where=self.where, advice="run it with python, or without its own zgcompile.compile")
+            raise BadInput(
+                "the script compiles this step itself",
+                where=self.where,
+                advice="run it with python, or without its own zgcompile.compile",
+            )
         before = self.step.stats
         if before.replays and len(self.eager) < REPETITIONS:
             self._measure_eager(args, kwargs)

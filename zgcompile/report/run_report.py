@@ -42,7 +42,8 @@ class Timing:
 
 @dataclass(frozen=True)
 class Waiting:
-    """`count` host reads a step by `op` at `where` ("file:line") with source `text`; `instead`: what the compiled step does."""
+    """`count` host reads a step by `op` at `where` ("file:line") with source `text`; `instead`: what the compiled step
+    does."""
 
     where: str
     text: str
@@ -54,14 +55,15 @@ class Waiting:
     def grouped(cls, trips: Sequence[RoundTrip]) -> list[Waiting]:
         counts: Counter[tuple[str, str, str, str]] = Counter()
         for trip in trips:
-            place = ("?", "") if trip.where is None else (str(trip.where), trip.where.text)
-            counts[(*place, trip.op, trip.replaced_by)] += trip.count
+            where, text = ("?", "") if trip.where is None else (str(trip.where), trip.where.text)
+            counts[where, text, trip.op, trip.replaced_by] += trip.count
         return [cls(where, text, op, count, instead) for (where, text, op, instead), count in counts.items()]
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step of the script. `reads_after`: status reads a replay; `deferred`: returned numbers that the script read, a call."""
+    """One step of the script. `reads_after`: status reads a replay; `deferred`: returned numbers that the script read,
+    a call."""
 
     name: str
     where: str
@@ -139,10 +141,16 @@ class StepReport:
         table.add_column()
         stats = self.stats
         table.add_row("ms a step, eager", str(self.eager or "not measured"))
-        table.add_row("ms a step, compiled", str(self.compiled or f"not measured: {stats.replays} replays in {stats.calls} calls"))
+        table.add_row(
+            "ms a step, compiled", str(self.compiled or f"not measured: {stats.replays} replays in {stats.calls} calls")
+        )
         if self.speedup is not None:
             table.add_row("speedup", f"{self.speedup:.2f}x")
-        error = "not checked" if self.parity_error is None else f"largest relative error {self.parity_error:.1e} in {self.parity_compared} comparisons"
+        error = (
+            "not checked"
+            if self.parity_error is None
+            else f"largest relative error {self.parity_error:.1e} in {self.parity_compared} comparisons"
+        )
         table.add_row("parity", f"{error}; {self.parity_note}" if self.parity_note else error)
         table.add_row("calls", f"{stats.calls}: {stats.replays} replays, {stats.eager_runs} at exact sizes")
         table.add_row("captures", f"{stats.captures} ({stats.traces} traces)")

@@ -12,12 +12,14 @@ from zgcompile.report.run_report import RunReport, StepReport
 from zgcompile.report.script import as_main, execute, instrumented
 
 
-def run_script(path: Path, args: Sequence[str] = (), *, step: str = "train_step", warmup: int = 3, headroom: float = 1.1) -> RunReport:
+def run_script(
+    path: Path, args: Sequence[str] = (), *, step: str = "train_step", warmup: int = 3, headroom: float = 1.1
+) -> RunReport:
     """Run the script as `__main__` with its function `step` under zgcompile. `path` must be absolute.
 
     Raises:
-        BadInput: no such script or function, or the function is never called. Any other ZgError: a step that cannot be compiled.
-        What the script raises, but for SystemExit.
+        BadInput: no such script or function, or the function is never called. Any other ZgError: a step that cannot be
+        compiled. What the script raises, but for SystemExit.
     """
     code = instrumented(path, step)
     steps: list[MeasuredStep] = []
@@ -29,7 +31,10 @@ def run_script(path: Path, args: Sequence[str] = (), *, step: str = "train_step"
         report = RunReport(str(path), execute(code, module, decorator))
         called = [measured for measured in steps if measured.step.stats.calls]
         if not called and report.exit_code == 0:
-            raise BadInput(f"{path.name} ended without a call of {step}", advice="name the function that trains with --step, and pass the script's arguments after --")
+            raise BadInput(
+                f"{path.name} ended without a call of {step}",
+                advice="name the function that trains with --step, and pass the script's arguments after --",
+            )
         for measured in called:
             measured.finish()
             report.steps.append(StepReport.of(measured))

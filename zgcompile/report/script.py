@@ -17,7 +17,7 @@ DECORATOR = "__zgcompile_step__"  # a global of the script's own module, and of 
 
 
 def instrumented(path: Path, step: str) -> CodeType:
-    """The script's code, every `def step` of it decorated; `step` may be dotted (`Trainer.step`). Lines stay where they are.
+    """The script's code, every `def step` of it decorated and on its own line; `step` may be dotted.
 
     Raises:
         BadInput: there is no such file or function; SyntaxError: as Python does.
@@ -32,10 +32,10 @@ def instrumented(path: Path, step: str) -> CodeType:
         raise BadInput(
             f"{path.name} defines no function {step}; its functions are: {there}",
             where=SourceLine(str(path), 1),
-            advice="name one of these with --step; a step that lives in an imported module is wrapped there, with @zgcompile.compile",
+            advice="name one of these with --step; put @zgcompile.compile on a step that lives in an imported module",
         )
     for node in chosen:
-        # Outermost, so that it sees what the user's own decorators make; at the line at which the definition starts now.
+        # Outermost, so that it sees what the user's own decorators make, on the line where the definition starts.
         first = node.decorator_list[0] if node.decorator_list else node
         node.decorator_list.insert(0, ast.copy_location(ast.Name(DECORATOR, ast.Load()), first))
     return compile(tree, str(path), "exec", dont_inherit=True)
@@ -53,7 +53,7 @@ def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDe
 
 @contextlib.contextmanager
 def as_main(path: Path, args: Sequence[str]) -> Iterator[ModuleType]:
-    """A fresh `__main__` for the script at `path`: sys.argv, sys.path[0] and `__file__` as Python sets them; undone at the end."""
+    """A fresh `__main__` for the script at `path`, with sys.argv, sys.path[0] and `__file__` as Python sets them."""
     module = ModuleType("__main__")
     module.__file__ = str(path)
     module.__dict__.update(__builtins__=__builtins__, __cached__=None)

@@ -34,7 +34,8 @@ from zgcompile.ir.sizes import evaluate
 from zgcompile.ir.spans import Span
 from zgcompile.ir.status import Check, Failure
 from zgcompile.passes.canonicalise import Canonicalise
-from zgcompile.passes.infer_bounds import Bounds, Observed, infer_bounds
+from zgcompile.ir.bounds import Bounds, Observed
+from zgcompile.passes.infer_bounds import infer_bounds
 from zgcompile.passes.lower import Lowering, lower
 from zgcompile.passes.verify_capturable import verify_capturable
 

@@ -1,0 +1,36 @@
+"""Selections by boolean masks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.passes.rules.harness import Case, Fixed, Rows, backward, check_case
+from zgcompile.ir.status import Failure
+
+LONG, INT, BOOL = torch.int64, torch.int32, torch.bool
+X, T = Rows("m", (4,)), Fixed((7, 4))
+TO_ROWS, TO_TABLE = Rows("n", (), LONG, 0, "m"), Rows("n", (), LONG, 0, 7)
+ANY_SIGN = Rows("n", (), LONG, -7, 7)
+
+
+def always(failure):
+    return lambda counts: failure if counts["n"] else None
+
+
+CASES = [
+    Case("mask", backward(lambda x, m: x[m]), (Rows("n", (4,)), Rows("n", (), BOOL))),
+    Case("one mask twice", backward(lambda x, y, m: (x[m] * y[m].unsqueeze(1))), (Rows("n", (4,)), Rows("n"), Rows("n", (), BOOL))),
+    Case("mask of a table", lambda t, x: t[x[:7].sum(1) > 0], (T, Fixed((9, 4)))),
+    Case("mask of a table by rows", backward(lambda t, i: t[torch.zeros(7, dtype=BOOL).index_fill(0, i, True)]), (T, TO_TABLE)),
+    Case("2-d mask", backward(lambda x: x[x > 0]), (Rows("n", (4,)),)),
+    Case("2-d mask over columns", lambda x: x.t()[x.t() > 0], (Rows("n", (4,)),)),
+    Case("mask of columns", backward(lambda x, m: x[:, m]), (Rows("n", (7,)), Fixed((7,), BOOL))),
+    Case("mask of dynamic columns", backward(lambda x, m: x.t()[:, m]), (Rows("n", (4,)), Rows("n", (), BOOL))),
+    Case("mask of a mask", lambda x, m: x[m][x[m] > 0], (Rows("n"), Rows("n", (), BOOL))),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_case(case):
+    check_case(case)

@@ -1,0 +1,29 @@
+"""var and std with the true number of rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.passes.rules.harness import Case, Fixed, Rows, backward, check_case
+
+LONG, BOOL = torch.int64, torch.bool
+N, N4, L, B = Rows("n"), Rows("n", (4,)), Rows("n", (), LONG), Rows("n", (), BOOL)
+INTS = Rows("n", (4,), LONG, -2, 3)  # full of ties
+
+CASES = [
+    Case("var", backward(lambda x: x.var(0)), (N4,), tolerance=1e-5),
+    Case("var of all", backward(lambda x: x.var()), (N4,), tolerance=1e-5),
+    Case("var without correction", lambda x: x.var(0, correction=0), (N4,), tolerance=1e-5),
+    Case("std", backward(lambda x: x.std(0)), (N4,), tolerance=1e-4),
+    Case("std kept", lambda x: x.std(0, keepdim=True), (N4,), tolerance=1e-5),
+    Case("std of columns", lambda x: x.std(1), (N4,), tolerance=1e-5),
+    Case("var_mean", lambda x: torch.var_mean(x, 0), (N4,), tolerance=1e-5),
+    Case("std_mean", lambda x: torch.std_mean(x, 0, keepdim=True), (N4,), tolerance=1e-5),
+    Case("var of bfloat16", lambda x: x.var(0), (Rows("n", (4,), torch.bfloat16),), tolerance=5e-2),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_case(case):
+    check_case(case)
