@@ -65,7 +65,7 @@ def _merge_equal(graph: Graph, shape_env: Any) -> None:
         if len(mine) != len(theirs):
             continue
         for old, new in zip(mine, theirs, strict=True):
-            shape_env.replacements[old] = new
+            shape_env._set_replacement(old, new, "equal computations")
         node.replace_all_uses_with(first)
         graph.erase_node(node)
 

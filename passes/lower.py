@@ -97,8 +97,8 @@ class Lowering(Interpreter):
         return None  # comparisons of sizes became conditions
 
     def _is_dynamic(self, node: Node, args: Any, kwargs: Any) -> bool:
-        if node.meta.get("unbacked_bindings"):
-            return True
+        if node.meta.get("unbacked_bindings") or node.target is aten.repeat_interleave.Tensor or _has_mask_index(node):
+            return True  # of static sizes too, since eager waits for the device
         if any(isinstance(a, BOUNDED) for a in tree_leaves((args, kwargs), is_leaf=lambda v: isinstance(v, BOUNDED))):
             return True
         outs = [v for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
@@ -135,6 +135,11 @@ class Lowering(Interpreter):
             return value
         fill = torch.full((), self.poison(value.dtype), dtype=value.dtype, device=value.data.device)
         return Bounded(torch.where(mask, value.data, fill), value.sizes, value.pad)
+
+
+def _has_mask_index(node: Node) -> bool:
+    indices = node.args[1] if node.target in (aten.index_put.default, aten._unsafe_index_put.default) else ()
+    return any(i is not None and i.meta["val"].dtype in (torch.bool, torch.uint8) for i in indices)  # type: ignore[union-attr]
 
 
 def lower(program: StepProgram, bounds: Bounds, device: torch.device, poison: Poison | None = None) -> LoweredStep:
@@ -199,21 +204,15 @@ def lower(program: StepProgram, bounds: Bounds, device: torch.device, poison: Po
 
 
 def _argument_caps(program: StepProgram, bounds: Bounds) -> list[int | None]:
-    caps: list[int | None] = []
+    """Rows of each argument's buffer: the capacity of its length; 0 where the step never looks at it."""
+    placeholders = program.placeholders
+    lengths = placeholders[1 : 1 + program.lengths]
+    caps: dict[int, int] = {}
     for node in program.fx_graph.graph.nodes:
-        if "zgcompile.dynamic_rows" in str(node.target):
+        if node.target is torch.ops.zgcompile.dynamic_rows.default and node.args[1] in lengths:
             size = program.shape_env.replace(as_size(node.meta["val"].shape[0]))
-            caps.append(upper_bound(size, bounds.caps))
-    by_group: list[int | None] = []
-    rows = iter(caps)
-    group_cap: dict[int, int | None] = {}
-    for argument in program.arguments:
-        if argument.length is None:
-            by_group.append(None)
-        else:
-            group_cap.setdefault(argument.length, next(rows, None))
-            by_group.append(group_cap[argument.length])
-    return by_group
+            caps[lengths.index(node.args[1])] = upper_bound(size, bounds.caps)
+    return [None if a.length is None else caps.get(a.length, 0) for a in program.arguments]
 
 
 def _argument_buffer(placeholder: Node, cap: int | None, device: torch.device) -> torch.Tensor:

@@ -27,12 +27,12 @@ import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_flatten
 from zgcompile.passes.canonicalise import Canonicalise
-from zgcompile.ir.bounds import Bounds, Observed
 from zgcompile.passes.infer_bounds import infer_bounds
 from zgcompile.passes.lower import lower
 
 from zgcompile.errors import ZgError
 from zgcompile.frontend.shape_env import EnvelopeShapeEnv
+from zgcompile.ir.bounds import Bounds, Observed
 from zgcompile.ir.envelope import Envelope
 from zgcompile.ir.lowered import LoweredStep
 from zgcompile.ir.parser import parse_fx_graph

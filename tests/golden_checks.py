@@ -11,13 +11,13 @@ import torch
 from golden import CPU, Case, Outcome, parse_program
 from torch.fx import Interpreter, Node
 from torch.utils._pytree import key_get
-from zgcompile.ir.bounds import Bounds
 from zgcompile.passes.infer_bounds import provable
 from zgcompile.passes.lower import Lowering
 from zgcompile.passes.rules.spans import SizeBounds
 
 from zgcompile.backend.exact import ConditionFailed, ExactRun, run_exact
 from zgcompile.ir.bounded import Bounded, Number, Size
+from zgcompile.ir.bounds import Bounds
 from zgcompile.ir.lowered import LoweredStep, SizeOutput, TensorOutput
 from zgcompile.ir.program import StepProgram
 from zgcompile.ir.sizes import evaluate

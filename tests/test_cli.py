@@ -39,6 +39,13 @@ print("device", len(sys.argv))
 for n in (40, 40, 30, 40, 40, 20):
     print(f"loss {train_step(torch.arange(n)):.6f}")
 """
+METHOD = """
+class Trainer:
+    def step(self, seeds):
+        return plain(seeds)
+
+train_step = Trainer().step
+"""
 NESTED = (
     MODULE_LEVEL.replace("def train_step", "def outer():\n  def inner").replace("\n    ", "\n      ")
     + "  return inner\ntrain_step = outer()\n"
@@ -105,17 +112,27 @@ def test_a_module_level_step(invoke, tmp_path, monkeypatch):
     assert 0 < size["used"] <= size["held"] <= 60
 
 
-def test_the_scripts_training_is_what_it_would_be_without_the_measuring(invoke):
+def test_the_scripts_training_is_what_it_would_be_without_the_measuring(invoke, tmp_path, capsys):
     """Eager repetitions and checks leave no trace: the losses are those of the compiled step alone."""
     measured = re.findall(r"loss (\S+)", invoke(MODULE_LEVEL + LOOP, "--warmup", "1").output)
-    alone = (
-        MODULE_LEVEL
-        + "import zgcompile\ntrain_step = zgcompile.compile(train_step, warmup=1)\nlosses = [f'{train_step(torch.arange(n)):.6f}' for n in (40, 40, 30, 40, 40, 20)]\n"
-    )
-    space: dict = {}
-    path = Path(zgcompile.__file__).parents[1] / "tests" / "alone.py"
-    exec(compile(alone, str(path), "exec"), space)
-    assert measured == space["losses"]
+    alone = MODULE_LEVEL + "import zgcompile\ntrain_step = zgcompile.compile(train_step, warmup=1)\n" + LOOP
+    path = tmp_path / "alone.py"
+    path.write_text(alone)
+    exec(compile(alone, str(path), "exec"), {})
+    assert measured == re.findall(r"loss (\S+)", capsys.readouterr().out)
+
+
+def test_a_step_that_is_a_method(invoke):
+    text = MODULE_LEVEL.replace("def train_step(", "def plain(") + METHOD + LOOP
+    done = invoke(text, "--step", "Trainer.step", "--warmup", "2")
+    assert done.exit_code == 0, done.output
+    assert cells(done.output, "calls")[1] == "6: 4 replays, 2 at exact sizes"
+
+
+def test_a_script_that_compiles_the_wrapped_step_itself_is_told(invoke):
+    done = invoke(MODULE_LEVEL + "import zgcompile\nzgcompile.compile(train_step)(torch.arange(30))\n")
+    assert done.exit_code == 1
+    assert "<train_step, already compiled by zgcompile run>" in done.output
 
 
 def test_a_nested_step_of_another_name(invoke):

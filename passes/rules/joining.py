@@ -64,9 +64,9 @@ def split_with_sizes(context: Context, node: Node, source: Any, lengths: list[An
 
 @rule("constant_pad_nd.default")
 def constant_pad(context: Context, node: Node, source: Bounded, widths: list[Any], value: Any = 0) -> torch.Tensor:
-    """Behind a dynamic dimension the filling starts at the true end."""
-    if any(not isinstance(w, int) or w < 0 for w in widths):
-        raise refuse(node, "padding by a negative or a device width", "use torch.cat or a slice")
+    """Behind a dynamic dimension the filling starts at the true end; a negative width cuts."""
+    if any(not isinstance(w, int) for w in widths):
+        raise refuse(node, "padding by a device width", "use torch.cat with torch.full")
     fill = context.scalar(value)
     data = torch.constant_pad_nd(source.data, widths, 0)
     filled = torch.full((), fill, dtype=data.dtype, device=data.device) if not isinstance(fill, torch.Tensor) else fill.to(data.dtype)

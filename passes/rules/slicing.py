@@ -30,8 +30,13 @@ def slice_(context: Context, node: Node, source: Any, dim: int = 0, start: Any =
     cap = context.cap(out.shape[dim])
     front = start or 0
     if step == 1 and isinstance(front, int) and front >= 0 and front + cap <= data.shape[dim]:
-        return data.narrow(dim, front, cap), source.pad if isinstance(source, Bounded) else Pad.ANY
+        return data.narrow(dim, front, cap), _pad_of_cut(source)
     return rows_at(data, dim, first + step * torch.arange(cap, device=data.device))
+
+
+def _pad_of_cut(source: Any) -> Pad:
+    """Behind the cut come valid elements of the source, so zero pads do not stay zero; what is in range stays in range."""
+    return Pad.IN_RANGE if isinstance(source, Bounded) and source.pad is not Pad.ANY else Pad.ANY
 
 
 def _is_open_start(start: Any) -> bool:

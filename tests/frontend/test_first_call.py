@@ -148,9 +148,6 @@ OPTIMIZERS = {
     "adadelta": lambda p: torch.optim.Adadelta(p),
     "adamax": lambda p: torch.optim.Adamax(p, lr=0.05),
     "nadam": lambda p: torch.optim.NAdam(p, lr=0.05),
-    "radam": lambda p: torch.optim.RAdam(p, lr=0.05),
-    "asgd": lambda p: torch.optim.ASGD(p, lr=0.05),
-    "rprop": lambda p: torch.optim.Rprop(p, lr=0.05),
 }
 
 

@@ -149,6 +149,15 @@ def test_the_current_capture_is_what_is_checked(trained, monkeypatch):
     assert step.specialisations[0].replay is replay
 
 
+def test_adams_host_counters_are_no_round_trips(trained):
+    trips = trained[1].specialisations[0].program.round_trips
+    assert [(trip.where.text.split(" = ")[0], trip.op) for trip in trips if "return" not in trip.where.text] == [
+        ("chosen", trips[0].op)
+    ]
+    assert sum("loss.item()" in trip.where.text for trip in trips) == 1
+    assert len(trips) == 2
+
+
 def test_training_goes_on_as_if_nothing_had_been_checked():
     results = []
     for check in (False, True):

@@ -47,13 +47,15 @@ class Replay(ABC):
     def fits(self, launch: Launch) -> bool:
         """Every argument fits into its buffer."""
         return all(
-            cap is None or tensor.shape[0] <= cap
+            not cap or tensor.shape[0] <= cap
             for cap, tensor in zip(self.lowered.argument_caps, launch.arguments, strict=True)
         )
 
     def fill(self, launch: Launch) -> None:
         """Copy the arguments into the static buffers; rows beyond keep whatever they held."""
-        for buffer, tensor in zip(self.buffers, launch.arguments, strict=True):
+        for buffer, tensor, cap in zip(self.buffers, launch.arguments, self.lowered.argument_caps, strict=True):
+            if cap == 0:
+                continue
             if buffer.dim():
                 buffer[: tensor.shape[0]].copy_(tensor, non_blocking=True)
             else:

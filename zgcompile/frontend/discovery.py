@@ -75,8 +75,11 @@ class StepHooks:
                 handle.remove()
 
 
-# Their steps are Python loops over device values.
+# Their steps decide in Python on device values.
 REFUSED = {
+    torch.optim.RAdam: "use Adam, AdamW or NAdam",
+    torch.optim.ASGD: "use SGD, and average the weights outside the step",
+    torch.optim.Rprop: "use RMSprop",
     torch.optim.SparseAdam: "make the embedding dense (sparse=False) and use Adam",
     torch.optim.LBFGS: "use a first-order optimizer, or keep this one outside the compiled step",
 }

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
+
+from zgcompile.frontend.symbolic_functions import REPLACED
+from torch.utils._pytree import tree_leaves
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class LiftMode(TorchFunctionMode):
@@ -48,7 +54,26 @@ class LiftMode(TorchFunctionMode):
         return value
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*self.swap(args), **self.swap(kwargs or {}))
+        args, kwargs = self.swap(args), self.swap(kwargs or {})
+        if func in (torch.tensor, torch.as_tensor) and any(isinstance(v, SYMBOLIC) for v in tree_leaves(args[:1])):
+            return _tensor_of_sizes(*args, **kwargs)
+        return REPLACED.get(func, func)(*args, **kwargs)
+
+
+def _tensor_of_sizes(data: Any, dtype: torch.dtype | None = None, device: Any = None, requires_grad: bool = False) -> torch.Tensor:
+    """`torch.tensor(data)` where some of the numbers are sizes or items of this step, which torch would want as plain numbers."""
+    if isinstance(data, (list, tuple)):
+        parts = [_tensor_of_sizes(item, None, device) for item in data]
+        common = functools.reduce(torch.promote_types, (p.dtype for p in parts))
+        result = torch.stack([p.to(common) for p in parts])
+    elif isinstance(data, torch.Tensor):
+        result = data.to(device) if device is not None else data
+    else:
+        kinds = ((torch.SymBool, torch.bool), (torch.SymInt, torch.int64), (torch.SymFloat, torch.get_default_dtype()))
+        kind = next((d for s, d in kinds if isinstance(data, s)), None)
+        result = torch.tensor(data, device=device) if kind is None else torch.full((), data, dtype=kind, device=device)
+    result = result if dtype is None else result.to(dtype)
+    return result.requires_grad_() if requires_grad else result
 
 
 def fake_twin(fake_mode: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:

@@ -205,12 +205,12 @@ class Specialisation:
         return Launch(call.key, [lengths[g] for g in sorted(lengths)], tensors, self.guards.hypers)
 
     def _batch_counts(self, call: Call) -> dict[Any, int]:
-        lengths = iter(self._launch(call).lengths)
+        lengths = dict(zip(self.program.placeholders[1:], self._launch(call).lengths, strict=False))
         counts = {}
         for node in self.program.fx_graph.graph.nodes:
             if node.target is torch.ops.zgcompile.dynamic_rows.default:
                 symbol = next(iter(node.meta["unbacked_bindings"]))
-                counts[symbol] = next(lengths)
+                counts[symbol] = lengths[node.args[1]]
         return counts
 
     def hand_out_gradients(self) -> None:

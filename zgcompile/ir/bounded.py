@@ -13,7 +13,7 @@ class Pad(enum.Enum):
     """What the pads of a bounded tensor hold."""
 
     ANY = "any"
-    IN_RANGE = "in_range"  # integers inside the tensor's proven value range
+    IN_RANGE = "in_range"  # integers that are zero or inside the tensor's proven value range
     ZERO = "zero"
 
 

@@ -58,7 +58,7 @@ class LoweredStep:
     names: dict[sympy.Symbol, str]
     outputs: list[Output]
     lengths: int
-    argument_caps: list[int | None]  # rows of each argument buffer, None for a 0-d one
+    argument_caps: list[int | None]  # rows of each argument buffer; None for a 0-d one, 0 for one that the step never reads
     hypers: int
     gradients: int
     example_inputs: list[torch.Tensor]  # fake, in the order above

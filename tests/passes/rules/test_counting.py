@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.passes.rules.harness import Case, Fixed, Rows, backward, check_case
+from tests.passes.rules.harness import BATCHES, Case, Fixed, Rows, backward, check_case
 from zgcompile.ir.status import Failure
 
 LONG, INT = torch.int64, torch.int32
@@ -35,7 +35,7 @@ CASES = [
     Case("bincount", lambda i: torch.bincount(i), (Rows("n", (), LONG, 0, 7),)),
     Case("bincount to a length", lambda i: torch.bincount(i, minlength=7), (Rows("n", (), LONG, 0, 5),)),
     Case("bincount to a count", lambda i, x: torch.bincount(i, minlength=x.shape[0]), (Rows("n", (), LONG, 0, "m"), Rows("m"))),
-    Case("weighted bincount", lambda i, w: torch.bincount(i, w), (Rows("n", (), LONG, 0, 7), Rows("n"))),
+    Case("weighted bincount", lambda i, w: torch.bincount(i, w), (Rows("n", (), LONG, 0, 7), Rows("n")), batches=BATCHES[:4]),
     Case("bincount of negative values", lambda i: torch.bincount(i - 7), (Rows("n", (), LONG, 0, 7),)),
     Case("bincount of a table", lambda t, x: torch.bincount(t) * x.sum().long(), (Fixed((9,), LONG, 0, 4), Rows("n"))),
 ]

@@ -1,0 +1,283 @@
+"""What may change between calls: either the capture still serves, or another one is made; never a stale result."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+TABLE = torch.arange(40) % 3
+SCALE = 1.0
+
+
+def simple(new_world: Any, optimizer: Any = None) -> Any:
+    def build() -> Any:
+        w = new_world()
+        if optimizer is not None:
+            w.opt = optimizer(w.model.parameters())
+
+        def step(seeds):
+            loss = w.loss(seeds)
+            w.train(loss)
+            return loss
+
+        return step, w
+
+    return build
+
+
+def test_train_and_eval_flips_are_two_captures(new_world, compare, batches_of):
+    def build() -> Any:
+        w = new_world()
+        w.model = nn.Sequential(w.model, nn.Dropout(0.5), nn.BatchNorm1d(3))
+
+        def step(seeds):
+            loss = w.loss(seeds)
+            if w.model.training:
+                w.train(loss)
+            return loss
+
+        return step, w
+
+    def between(i: int, w: Any) -> None:
+        w.model.train(i % 2 == 0)
+
+    compiled = compare(build, batches_of(*[8] * 20), between)
+    assert compiled.stats.traces == 2
+    assert compiled.stats.captures == 2
+
+
+def test_a_rebound_tensor_of_the_same_shape(new_world, compare, batches_of):
+    """An attribute, a closure variable and a global, one after the other."""
+    global TABLE  # noqa: PLW0603
+    first = TABLE
+
+    def build() -> Any:
+        global TABLE  # noqa: PLW0603
+        TABLE = first
+        w = new_world()
+        bias = torch.zeros(40)
+
+        def step(seeds):
+            loss = F.cross_entropy(w.model(w.x[seeds]) + bias[seeds, None], TABLE[seeds])
+            w.train(loss)
+            return loss, bias[seeds]
+
+        def rebind() -> None:
+            nonlocal bias
+            bias = torch.arange(40.0)
+
+        w.rebind = rebind
+        return step, w
+
+    def between(i: int, w: Any) -> None:
+        global TABLE  # noqa: PLW0603
+        if i == 3:
+            w.x = w.x.flip(0).clone()
+        if i == 5:
+            w.rebind()
+        if i == 7:
+            TABLE = TABLE.flip(0).clone()
+
+    try:
+        compare(build, batches_of(*[8] * 9), between)
+    finally:
+        TABLE = first
+
+
+def test_a_python_number_that_changes(new_world, compare, batches_of):
+    global SCALE  # noqa: PLW0603
+
+    def build() -> Any:
+        global SCALE  # noqa: PLW0603
+        SCALE = 1.0
+        w = new_world()
+        w.k = 2
+        settings = {"fanout": 3}
+
+        def step(seeds, factor):
+            loss = w.loss(seeds) * SCALE * w.k * factor
+            w.train(loss)
+            return loss, seeds[: settings["fanout"]]
+
+        w.settings = settings
+        return step, w
+
+    def between(i: int, w: Any) -> None:
+        global SCALE  # noqa: PLW0603
+        SCALE = 1.0 if i < 3 else 0.5
+        w.k = 2 if i < 5 else 3
+        w.settings["fanout"] = 3 if i < 7 else 4
+
+    batches = [(b, 1.0 if i != 8 else 2.0) for i, b in enumerate(batches_of(*[8] * 9))]
+    compiled = compare(build, batches, between)
+    assert compiled.stats.traces == 5
+
+
+def test_a_scheduler_needs_no_new_capture(new_world, compare, batches_of):
+    build = simple(new_world, lambda p: torch.optim.Adam(p, lr=0.1))
+
+    def build_with_scheduler() -> Any:
+        step, w = build()
+        w.scheduler = torch.optim.lr_scheduler.OneCycleLR(w.opt, max_lr=0.2, total_steps=20)
+        return step, w
+
+    def between(i: int, w: Any) -> None:
+        if i:
+            w.scheduler.step()
+
+    compiled = compare(build_with_scheduler, batches_of(*[8] * 12), between)
+    assert (compiled.stats.traces, compiled.stats.captures) == (1, 1)
+    assert compiled.stats.replays == 11
+
+
+def test_a_scheduler_that_writes_tensors_or_integers(new_world, compare, batches_of):
+    def between(i: int, w: Any) -> None:
+        w.opt.param_groups[0]["lr"] = (0.1, 1, 0.5, 0.25, 2, 0.0, 0.1)[i]
+
+    compare(simple(new_world), batches_of(*[8] * 7), between)
+
+
+def test_weight_decay_that_is_switched_on(new_world, compare, batches_of):
+    def between(i: int, w: Any) -> None:
+        w.opt.param_groups[0]["weight_decay"] = 0.0 if i < 4 else 0.1
+
+    for optimizer in (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5), lambda p: torch.optim.Adam(p, lr=0.1)):
+        compiled = compare(simple(new_world, optimizer), batches_of(*[8] * 8), between)
+        assert compiled.stats.traces <= 2
+
+
+def test_momentum_that_is_switched_on_and_off(new_world, compare, batches_of):
+    def between(i: int, w: Any) -> None:
+        w.opt.param_groups[0]["momentum"] = 0.5 if 3 <= i < 6 else 0.0
+        w.opt.param_groups[0]["nesterov"] = 3 <= i < 5
+
+    compare(simple(new_world), batches_of(*[8] * 9), between)
+
+
+def test_an_index_table_that_grows_its_values_in_place(new_world, compare, batches_of):
+    def build() -> Any:
+        w = new_world()
+        w.remap = torch.arange(40) % 10
+
+        def step(seeds):
+            ids, inverse = w.remap[seeds].unique(return_inverse=True)
+            loss = F.cross_entropy(w.model(w.x[ids])[inverse], w.y[seeds])
+            w.train(loss)
+            return loss, ids
+
+        return step, w
+
+    def between(i: int, w: Any) -> None:
+        if i == 4:
+            w.remap.copy_(torch.arange(40).flip(0))
+        if i == 6:
+            w.remap[:] = 39
+        if i == 7:
+            w.indptr += 0
+
+    compare(build, batches_of(*[12] * 9), between)
+
+
+def test_load_state_dict_in_the_middle(new_world, compare, batches_of):
+    """The model's is a write in place; the optimizer's replaces every state tensor."""
+    other_step, other = simple(new_world, lambda p: torch.optim.Adam(p, lr=0.1))()
+    for batch in batches_of(8, 8, 8):
+        other_step(batch)
+
+    def between(i: int, w: Any) -> None:
+        if i == 4:
+            w.model.load_state_dict(copy.deepcopy(other.model.state_dict()))
+        if i == 5:
+            w.opt.load_state_dict(copy.deepcopy(other.opt.state_dict()))
+        if i == 7:
+            w.opt.load_state_dict(copy.deepcopy(w.opt.state_dict()))
+
+    compare(simple(new_world, lambda p: torch.optim.Adam(p, lr=0.1)), batches_of(*[8] * 9), between)
+
+
+def test_a_new_optimizer(new_world, compare, batches_of):
+    def between(i: int, w: Any) -> None:
+        if i == 3:
+            w.opt = torch.optim.Adam(w.model.parameters(), lr=0.02)
+        if i == 6:
+            w.opt.state.clear()
+
+    compare(simple(new_world), batches_of(*[8] * 9), between)
+
+
+def test_gradients_that_the_user_sets(new_world, compare, batches_of):
+    def build() -> Any:
+        w = new_world()
+
+        def step(seeds):
+            loss = w.loss(seeds)
+            loss.backward()
+            w.opt.step()
+            return loss
+
+        return step, w
+
+    def between(i: int, w: Any) -> None:
+        if i in (3, 6):
+            w.model.weight.grad = None
+        if i == 4:
+            w.model.bias.grad = torch.ones(3)
+        if i == 7:
+            w.opt.zero_grad(set_to_none=True)
+        if i == 8:
+            w.model.weight.grad.mul_(0.5)
+
+    compare(build, batches_of(*[8] * 10), between)
+
+
+def test_a_gradient_kept_by_the_user_is_not_overwritten(new_world, batches_of):
+    """Eager makes a new gradient tensor after `zero_grad()`: an alias of the old one keeps its value."""
+    import zgcompile
+
+    step, w = simple(new_world)()
+    compiled = zgcompile.compile(step, warmup=1)
+    kept, copies = [], []
+    for batch in batches_of(*[8] * 5):
+        compiled(batch)
+        kept.append(w.model.weight.grad)
+        copies.append(w.model.weight.grad.clone())
+    assert all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))
+
+
+def test_parameters_moved_by_data(new_world, compare, batches_of):
+    def between(i: int, w: Any) -> None:
+        if i == 3:
+            w.model.weight.data = w.model.weight.data.clone() * 0.5
+        if i == 5:
+            w.x.data = w.x.data.flip(0).clone()
+        if i == 6:
+            w.indptr.data = w.indptr.data.clone()
+
+    compare(simple(new_world), batches_of(*[8] * 8), between)
+
+
+def test_a_replaced_parameter(new_world, compare, batches_of):
+    def between(i: int, w: Any) -> None:
+        if i == 3:
+            w.model.bias = nn.Parameter(torch.ones(3))
+            w.opt = torch.optim.SGD(w.model.parameters(), lr=0.1)
+        if i == 5:
+            w.model.weight.requires_grad_(False)
+        if i == 7:
+            w.model.weight.requires_grad_(True)
+
+    compare(simple(new_world), batches_of(*[8] * 9), between)
+
+
+def test_a_hook_registered_between_calls(new_world, compare, batches_of):
+    def between(i: int, w: Any) -> None:
+        if i == 3:
+            w.handle = w.model.register_forward_hook(lambda module, args, out: out * 2)
+        if i == 5:
+            w.handle.remove()
+
+    compare(simple(new_world), batches_of(*[8] * 7), between)
