@@ -24,16 +24,18 @@ class Canonicalise(Pass):
     def apply(self, program: StepProgram) -> bool:
         graph = program.fx_graph.graph
         before = len(graph.nodes)
+        decisive = {s for c in program.conditions for s in c.expr.free_symbols} | {s for pair in program.equalities for s in pair}
+
+        def is_kept(node: Node) -> bool:
+            """A size that a condition of the trace is about is counted even where nothing else needs it."""
+            return node.op in ("placeholder", "output") or not decisive.isdisjoint(node.meta.get("unbacked_bindings") or {})
+
         _drop(graph)
-        graph.eliminate_dead_code(is_impure_node=_is_kept)
+        graph.eliminate_dead_code(is_impure_node=is_kept)
         _merge_equal(graph, program.shape_env)
-        graph.eliminate_dead_code(is_impure_node=_is_kept)
+        graph.eliminate_dead_code(is_impure_node=is_kept)
         program.fx_graph.recompile()
         return len(graph.nodes) != before
-
-
-def _is_kept(node: Node) -> bool:
-    return node.op in ("placeholder", "output")
 
 
 def _drop(graph: Graph) -> None:

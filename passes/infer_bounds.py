@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+
 import sympy
 import torch
 from torch.fx import Node
@@ -42,24 +44,40 @@ def infer_bounds(program: StepProgram, observed: Observed, envelope: Envelope, t
     placeholders = program.placeholders
     for index, span in tables.items():
         placeholders[program.first_lifted() + index].meta["span"] = span
-    program.round_trips = []
-    for node in program.fx_graph.graph.nodes:
-        if node.op == "call_function":
-            for symbol in node.meta.get("unbacked_bindings") or {}:
-                where = user_line_from_stack_trace(node.meta.get("stack_trace") or "")
-                names[symbol] = _unused_name(f"{where or node.name}", names)
-                _record_round_trip(program, node, symbol)
-                if symbol in sizes:
-                    caps[symbol] = _capacity(node, symbol, bounds, observed, envelope)
-            transfer(node, bounds)
-            if node.target is aten._unique2.default:
-                bound = _id_bound(node, program, observed)
-                if bound is not None:
-                    ids[node.name] = bound
-    for a, b in program.equalities:
-        if a in caps and b in caps:
-            caps[a] = caps[b] = max(caps[a], caps[b])
+    floors: dict[sympy.Symbol, int] = {}
+    while True:
+        program.round_trips = []
+        for known in (caps, names, ids):
+            known.clear()  # type: ignore[attr-defined]
+        for node in program.fx_graph.graph.nodes:
+            if node.op == "call_function":
+                for symbol in node.meta.get("unbacked_bindings") or {}:
+                    where = user_line_from_stack_trace(node.meta.get("stack_trace") or "")
+                    names[symbol] = _unused_name(f"{where or node.name}", names)
+                    _record_round_trip(program, node, symbol)
+                    if symbol in sizes:
+                        caps[symbol] = max(_capacity(node, symbol, bounds, observed, envelope), floors.get(symbol, 0))
+                transfer(node, bounds)
+                if node.target is aten._unique2.default:
+                    bound = _id_bound(node, program, observed)
+                    if bound is not None:
+                        ids[node.name] = bound
+        raised = _raised(program, caps)
+        if not raised:
+            break
+        floors |= raised  # value ranges follow from capacities, so walk again
     return Bounds(caps, ids, names)
+
+
+def _raised(program: StepProgram, caps: Mapping[sympy.Symbol, int]) -> dict[sympy.Symbol, int]:
+    """Larger capacities for symbols that the trace took as equal: their buffers meet in one op."""
+    pairs = [*program.equalities, *((s, program.shape_env.replace(s)) for s in caps)]
+    larger: dict[sympy.Symbol, int] = {}
+    for a, b in pairs:
+        if a in caps and b in caps and caps[a] != caps[b]:
+            small, cap = (a, caps[b]) if caps[a] < caps[b] else (b, caps[a])
+            larger[small] = max(cap, larger.get(small, 0))
+    return larger
 
 
 def _unused_name(name: str, names: Mapping[sympy.Symbol, str]) -> str:
@@ -88,14 +106,17 @@ def _capacity(node: Node, symbol: sympy.Symbol, bounds: SizeBounds, observed: Ob
     seen = observed.counts.get(symbol, 0)
     if "dynamic_rows" in str(node.target):
         return max(seen, 1)  # the length of an argument is the user's own choice: it needs no headroom
-    return envelope.fitted(seen, provable(node, bounds))
+    return envelope.capacity(symbol, seen, provable(node, bounds))
 
 
 def provable(node: Node, bounds: SizeBounds) -> int | None:
     """An upper bound of the size born at `node` that holds for every batch, or None."""
     target = node.target
-    if target in (aten.nonzero.default, aten.masked_select.default):
-        return bounds.numel(node.args[-1])  # type: ignore[arg-type]
+    if target is aten.nonzero.default:
+        return bounds.numel(node.args[0])  # type: ignore[arg-type]
+    if target is aten.masked_select.default:
+        shapes = [[bounds.cap(s) for s in a.meta["val"].shape] for a in node.args]  # type: ignore[union-attr]
+        return math.prod(torch.broadcast_shapes(*shapes))
     if target is aten.index.Tensor:
         masks = [i for i in node.args[1] if isinstance(i, Node)]  # type: ignore[union-attr]
         return bounds.numel(masks[0]) if len(masks) == 1 else None
@@ -109,6 +130,9 @@ def provable(node: Node, bounds: SizeBounds) -> int | None:
     if target is aten._local_scalar_dense.default:
         span = span_of(node.args[0])
         return max(span.high - 1, 0) if span.high < 2**40 else None
+    if target is aten.bincount.default:
+        span, shortest = span_of(node.args[0]), node.args[2] if len(node.args) > 2 else node.kwargs.get("minlength", 0)
+        return max(span.high, shortest) if span.high < 2**40 and isinstance(shortest, int) else None
     if target is aten.slice.Tensor:
         dim = node.args[1] if len(node.args) > 1 else 0
         return bounds.cap(node.args[0].meta["val"].shape[dim])  # type: ignore[union-attr]

@@ -223,3 +223,13 @@ def test_an_example_as_a_program():
     assert cells(done.stdout, "sage_torch.py:21", 5)[1:4] == ["item", "1", "0"]
     assert cells(done.stdout, "sage_torch.py:32", 5)[1:4] == ["unique", "1", "0"]
     assert cells(done.stdout, "calls")[1] == "3: 2 replays, 1 at exact sizes"
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(invoke):
+    text = MODULE_LEVEL.replace("torch.manual_seed", "torch.set_default_device('cuda')\ntorch.manual_seed") + LOOP
+    done = invoke(text, "--warmup", "2")
+    assert done.exit_code == 0, done.output
+    assert "on cuda" in done.output
+    assert cells(done.output, "all", 5)[2:4] == ["2", "1"]
+    assert cells(done.output, "parity")[1].startswith("largest relative error")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import sympy
 import torch
 
 from zgcompile.ir.bounds import Observed
@@ -12,7 +13,7 @@ from zgcompile.ir.lowered import LoweredStep
 from zgcompile.ir.program import StepProgram
 from zgcompile.ir.spans import Span
 from zgcompile.passes.canonicalise import Canonicalise
-from zgcompile.passes.infer_bounds import infer_bounds
+from zgcompile.passes.infer_bounds import infer_bounds, used_as_size
 from zgcompile.passes.lower import lower
 from zgcompile.passes.schedule import publish_early
 from zgcompile.passes.verify_capturable import verify_capturable
@@ -22,6 +23,11 @@ def canonical(program: StepProgram) -> StepProgram:
     """What is done once to a captured step, before any size is known."""
     Canonicalise().apply(program)
     return program
+
+
+def size_symbols(program: StepProgram) -> set[sympy.Symbol]:
+    """Symbols that need a capacity."""
+    return used_as_size(program)
 
 
 def lowered_step(

@@ -46,8 +46,3 @@ def summed_products(context: Context, node: Node, bias: Any, left: Any, right: A
     clean = _cleaned(context, left, [0, -1]), _cleaned(context, right, [0, -2])
     return node.target(context.raw(bias), *clean, **{k: context.scalar(v) for k, v in kwargs.items()})  # type: ignore[operator]
 
-
-@rule("_cdist_forward.default")
-def distances(context: Context, node: Node, left: Any, right: Any, *args: Any) -> torch.Tensor:
-    """Each pair of rows has its own distance; the features are static."""
-    return node.target(context.raw(left), context.raw(right), *args)  # type: ignore[operator]

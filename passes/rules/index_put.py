@@ -17,7 +17,7 @@ from zgcompile.passes.rules.masks import is_count_of, true_rank
 from zgcompile.passes.rules.table import refuse, rule
 
 
-@rule("index_put.default", "_unsafe_index_put.default")
+@rule("index_put.default")
 def index_put(context: Context, node: Node, target: Any, indices: list[Any], values: Any, accumulate: bool = False) -> torch.Tensor:
     """The indexed dimensions to the front and into one, so that one flat row index remains."""
     used = [d for d, i in enumerate(indices) if i is not None]

@@ -57,7 +57,7 @@ def take(context: Context, node: Node, source: Any, index: Any) -> Any:
     return _read(source, data.reshape(-1)[linear(context, safe, sizes, data.shape).clamp(0, max(data.numel() - 1, 0))])
 
 
-@rule("index.Tensor", "_unsafe_index.Tensor")
+@rule("index.Tensor")
 def index(context: Context, node: Node, source: Any, indices: list[Any]) -> Any:
     """`source[i, j, ...]`; one boolean mask is a compaction."""
     used = [(d, i) for d, i in enumerate(indices) if i is not None]

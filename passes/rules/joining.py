@@ -36,7 +36,7 @@ def stack(context: Context, node: Node, pieces: list[Any], dim: int = 0) -> torc
     return torch.stack([context.raw(p) for p in pieces], dim)
 
 
-@rule("unbind.int", "unbind_copy.int")
+@rule("unbind.int")
 def unbind(context: Context, node: Node, source: Bounded, dim: int = 0) -> tuple[torch.Tensor, ...]:
     """The number of results is fixed, so the dimension is static."""
     del node
@@ -50,7 +50,7 @@ def split(context: Context, node: Node, source: Bounded, length: Any, dim: int =
     return tuple(context.raw(source).split(length, dim))
 
 
-@rule("split_with_sizes.default", "split_with_sizes_copy.default")
+@rule("split_with_sizes.default")
 def split_with_sizes(context: Context, node: Node, source: Any, lengths: list[Any], dim: int = 0) -> tuple[torch.Tensor, ...]:
     """Each piece starts at the true end of the one before."""
     del node

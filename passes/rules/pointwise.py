@@ -21,13 +21,15 @@ ZERO_PRESERVING = {
 
 
 @rule(
-    "abs.default", "add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar", "rsub.Scalar", "rsub.Tensor", "mul.Tensor", "mul.Scalar",
-    "div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode", "_to_copy.default", "clone.default", "lift_fresh_copy.default",
-    "native_dropout_backward.default", "masked_fill.Scalar", "masked_fill.Tensor", "where.self", "where.ScalarSelf", "where.ScalarOther",
-    "where.Scalar", "threshold_backward.default", "addcmul.default", "addcdiv.default", "lerp.Scalar", "lerp.Tensor",
+    "abs.default", "add.Tensor", "add.Scalar", "sub.Tensor", "rsub.Scalar", "rsub.Tensor", "mul.Tensor", "mul.Scalar",
+    "div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode", "_to_copy.default", "clone.default",
+    "native_dropout_backward.default", "masked_fill.Scalar", "masked_fill.Tensor", "where.self",
+    "threshold_backward.default", "addcmul.default", "addcdiv.default", "lerp.Scalar", "lerp.Tensor",
     "leaky_relu_backward.default", "elu_backward.default", "gelu_backward.default", "sigmoid_backward.default", "tanh_backward.default",
-    "silu_backward.default", "softplus_backward.default", "hardtanh_backward.default", "log_sigmoid_forward.default",
+    "softplus_backward.default", "hardtanh_backward.default", "log_sigmoid_forward.default",
     "log_sigmoid_backward.default", "fill.Scalar", "fill.Tensor", "_prelu_kernel.default", "glu.default", "glu_backward.default",
+    "_prelu_kernel_backward.default", "hardswish.default", "hardswish_backward.default", "hardsigmoid.default",
+    "hardsigmoid_backward.default", "floor_divide.default",
 )  # fmt: skip
 def elementwise(context: Context, node: Node, *args: Any, **kwargs: Any) -> Any:
     """Any op that ATen tags pointwise; listed are those that some torch release does not tag."""
@@ -98,7 +100,6 @@ SCALED = {
     aten.add.Tensor: _add,
     aten.add.Scalar: _add,
     aten.sub.Tensor: _sub,
-    aten.sub.Scalar: _sub,
     aten.rsub.Scalar: _rsub,
     aten.rsub.Tensor: _rsub,
     aten.addcmul.default: _addcmul,

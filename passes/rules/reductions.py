@@ -63,7 +63,7 @@ def mean(context: Context, node: Node, source: Bounded, *args: Any, **kwargs: An
     return (data.sum(dims, keepdim) / context.elements(source.sizes[d] for d in dims).to(data.dtype)).to(out)
 
 
-@rule("linalg_vector_norm.default", "norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", "norm.ScalarOpt_dtype")
+@rule("linalg_vector_norm.default", "norm.ScalarOpt_dim")
 def vector_norm(context: Context, node: Node, source: Bounded, order: Any = 2, *args: Any, **kwargs: Any) -> Any:
     """Zero changes no norm of a positive order, infinity none of a negative one (1 / inf is 0)."""
     if isinstance(order, (Size, Number)):

@@ -24,19 +24,33 @@ def softmax_backward(context: Context, node: Node, grad: Any, output: Any, dim: 
 
 @rule("native_layer_norm.default")
 def layer_norm(context: Context, node: Node, source: Bounded, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
-    _refuse_normalised(node, source, shape)
+    _refuse_normalised(node, "layer norm", source, shape)
     return node.target(context.raw(source), shape, context.raw(weight), context.raw(bias), eps)  # type: ignore[operator]
 
 
 @rule("native_layer_norm_backward.default")
 def layer_norm_backward(context: Context, node: Node, grad: Any, source: Any, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any, mask: Any) -> Any:
     """The gradients of weight and bias sum over rows: zero both factors on pads, whose rstd may be infinite."""
-    _refuse_normalised(node, source, shape)
+    _refuse_normalised(node, "layer norm", source, shape)
     zeroed = [context.select(v, 0) for v in (grad, source)]
     statistics = [context.select(v, 0) for v in (mean, rstd)]
     return node.target(*zeroed, shape, *statistics, context.raw(weight), context.raw(bias), mask)  # type: ignore[operator]
 
 
-def _refuse_normalised(node: Node, source: Any, shape: Any) -> None:
+@rule("native_group_norm.default")
+def group_norm(context: Context, node: Node, source: Bounded, weight: Any, bias: Any, *sizes: Any) -> Any:
+    """Groups lie within a row."""
+    _refuse_normalised(node, "group norm", source, source.sizes[1:])
+    return node.target(source.data, context.raw(weight), context.raw(bias), *context.raw(sizes))  # type: ignore[operator]
+
+
+@rule("native_group_norm_backward.default")
+def group_norm_backward(context: Context, node: Node, grad: Any, source: Any, mean: Any, rstd: Any, weight: Any, *sizes: Any) -> Any:
+    """As for layer norm."""
+    zeroed = [context.select(v, 0) for v in (grad, source, mean, rstd)]
+    return node.target(*zeroed, context.raw(weight), *context.raw(sizes))  # type: ignore[operator]
+
+
+def _refuse_normalised(node: Node, name: str, source: Any, shape: Any) -> None:
     if isinstance(source, Bounded) and any(d >= source.dim() - len(shape) for d in source.dynamic()):
-        raise refuse(node, "layer norm over a dynamic dimension", "normalise over static dimensions")
+        raise refuse(node, f"{name} over a dynamic dimension", "normalise over static dimensions")

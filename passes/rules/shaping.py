@@ -20,12 +20,20 @@ def zeros(context: Context, node: Node, *args: Any, **kwargs: Any) -> Any:
 
 
 @rule(
-    "ones.default", "empty.memory_format", "new_ones.default", "new_empty.default", "expand.default", "expand_copy.default",
-    "ones_like.default", "empty_like.default", "scalar_tensor.default",
+    "ones.default", "empty.memory_format", "new_ones.default", "new_empty.default", "expand.default",
+    "ones_like.default", "empty_like.default",
 )  # fmt: skip
 def sized(context: Context, node: Node, *args: Any, **kwargs: Any) -> Any:
     """Size arguments become caps; the contents are the same at every row."""
     return node.target(*context.raw(args), **context.raw(kwargs))  # type: ignore[operator]
+
+
+@rule("scalar_tensor.default")
+def scalar_tensor(context: Context, node: Node, value: Any, **kwargs: Any) -> torch.Tensor:
+    """A number from the device as a 0-d tensor."""
+    del kwargs
+    out, number = node.meta["val"], context.scalar(value)
+    return number.to(out.dtype) if isinstance(number, torch.Tensor) else torch.full((), number, dtype=out.dtype, device=out.device)
 
 
 @rule("full.default", "new_full.default", "full_like.default")
@@ -74,8 +82,8 @@ def arange(context: Context, node: Node, *args: Any, **kwargs: Any) -> torch.Ten
 
 
 @rule(
-    "unsqueeze.default", "transpose.int", "t.default", "permute.default", "unsqueeze_copy.default", "t_copy.default",
-    "permute_copy.default", "transpose_copy.int", "alias.default", "detach.default",
+    "unsqueeze.default", "transpose.int", "t.default", "permute.default",
+
 )  # fmt: skip
 def moved(context: Context, node: Node, source: Any, *args: Any) -> Any:
     """The dynamic dimension only moves."""

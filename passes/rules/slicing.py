@@ -15,7 +15,7 @@ from zgcompile.passes.rules.table import refuse, rule
 OPEN_END = 2**62  # what `x[a:]` has for an end is at least this
 
 
-@rule("slice.Tensor", "slice_copy.Tensor")
+@rule("slice.Tensor")
 def slice_(context: Context, node: Node, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
     """From a static start a view of the buffer, from a device start a gather."""
     out, data, size = node.meta["val"], context.raw(source), context.sizes_of(source)[dim]
@@ -68,7 +68,7 @@ def _checked_place(context: Context, node: Node, index: Any, size: Any) -> torch
     return place
 
 
-@rule("select.int", "select_copy.int")
+@rule("select.int")
 def select(context: Context, node: Node, source: Any, dim: int, index: Any) -> Any:
     data, size = context.raw(source), context.sizes_of(source)[dim]
     if isinstance(size, int) and isinstance(index, int):

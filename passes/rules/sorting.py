@@ -38,18 +38,6 @@ def stable_sort(context: Context, node: Node, source: Bounded, *, stable: Any = 
     return _sorted(context, source, dim, descending)
 
 
-@rule("argsort.default")
-def argsort(context: Context, node: Node, source: Bounded, dim: int = -1, descending: bool = False) -> torch.Tensor:
-    del node
-    return _sorted(context, source, dim, descending)[1]
-
-
-@rule("argsort.stable")
-def stable_argsort(context: Context, node: Node, source: Bounded, *, stable: Any = None, dim: int = -1, descending: bool = False) -> torch.Tensor:
-    del node, stable
-    return _sorted(context, source, dim, descending)[1]
-
-
 @rule("topk.default")
 def topk(context: Context, node: Node, source: Bounded, k: Any, dim: int = -1, is_largest: bool = True, is_sorted: bool = True) -> Any:
     """k static; fewer valid values than k are eager's error too."""

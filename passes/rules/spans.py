@@ -48,8 +48,14 @@ def _value(argument: Any) -> Span:
     return span_of(argument)
 
 
-def _make(low: int, high: int, below: sympy.Expr | None = None) -> Span:
-    return Span(max(low, INT64_LOW), min(high, INT64_HIGH), below)
+def _make(low: int, high: int, below: sympy.Expr | None = None, dtype: torch.dtype = torch.int64) -> Span:
+    """[low, high) where the type holds it; arithmetic that may leave the type wraps round, which proves nothing."""
+    held = torch.iinfo(dtype) if dtype != torch.bool else torch.iinfo(torch.uint8)
+    return Span(low, high, below) if held.min <= low and high - 1 <= held.max else UNKNOWN
+
+
+def _dtype(node: Node) -> torch.dtype:
+    return node.meta["val"].dtype
 
 
 def _source(node: Node, bounds: SizeBounds) -> Span:
@@ -81,8 +87,16 @@ def _clamp(node: Node, bounds: SizeBounds) -> Span:
     names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     low, high = given.get("min"), given.get("max")
-    result = Span(max(span.low, low) if isinstance(low, int) else span.low, min(span.high, high + 1) if isinstance(high, int) else span.high, span.below)
-    return Span(result.low, max(result.high, result.low + 1), result.below if not isinstance(low, int) or low <= 0 else None)
+    first, last = span.low, span.high - 1
+    if isinstance(low, int):
+        first, last = max(first, low), max(last, low)
+    elif low is not None:
+        return UNKNOWN
+    if isinstance(high, int):
+        first, last = min(first, high), min(last, high)
+    keeps_below = high is None or isinstance(high, int)
+    # A value that is raised to 0 stays below a size: there is a value, so the size is not 0.
+    return Span(first, last + 1, span.below if keeps_below and (low is None or low <= 0) else None)
 
 
 def _where(node: Node, bounds: SizeBounds) -> Span:
@@ -97,7 +111,7 @@ def _arithmetic(op: Callable[[int, int], int]) -> Callable[[Node, SizeBounds], S
         if node.kwargs.get("alpha", 1) != 1 or not (_bounded(a) and _bounded(b)):
             return UNKNOWN
         ends = [op(x, y) for x in (a.low, a.high - 1) for y in (b.low, b.high - 1)]
-        return _make(min(ends), max(ends) + 1)
+        return _make(min(ends), max(ends) + 1, None, _dtype(node))
 
     return rule
 
@@ -112,7 +126,7 @@ def _total(node: Node, bounds: SizeBounds) -> Span:
     if not _bounded(span):
         return UNKNOWN
     n = bounds.numel(source)  # type: ignore[arg-type]
-    return _make(min(0, span.low * n), max(0, (span.high - 1) * n) + 1)
+    return _make(min(0, span.low * n), max(0, (span.high - 1) * n) + 1, None, _dtype(node))
 
 
 def _rows(node: Node, bounds: SizeBounds) -> Span:
@@ -139,7 +153,8 @@ def _arg_extreme(node: Node, bounds: SizeBounds) -> Span:
     dim = node.args[1] if len(node.args) > 1 else None
     if dim is None:
         return UNKNOWN
-    return _make(0, max(bounds.cap(node.args[0].meta["val"].shape[dim]), 1))  # type: ignore[union-attr]
+    size = bounds.expr(node.args[0].meta["val"].shape[dim])  # type: ignore[union-attr]
+    return _make(0, max(upper_bound(size, bounds.caps), 1), None if isinstance(size, int) else size)
 
 
 def _written(node: Node, bounds: SizeBounds) -> Span:
@@ -153,6 +168,44 @@ def _remainder(node: Node, bounds: SizeBounds) -> Span:
     del bounds
     divisor = node.args[1]
     return _make(0, divisor) if isinstance(divisor, int) and divisor > 0 else UNKNOWN
+
+
+def _floor(node: Node, bounds: SizeBounds) -> Span:
+    """Division by a positive number, rounded down or towards zero: neither moves an end of the range outwards."""
+    del bounds
+    span, divisor = span_of(node.args[0]), node.args[1]
+    mode = node.kwargs.get("rounding_mode", "floor")
+    if not isinstance(divisor, int) or divisor <= 0 or mode not in ("floor", "trunc") or not _bounded(span):
+        return UNKNOWN
+    return Span(span.low // divisor, (span.high - 1) // divisor + 1 if span.high > 0 else 1)
+
+
+def _cast(node: Node, bounds: SizeBounds) -> Span:
+    del bounds
+    source = node.args[0]
+    if source.meta["val"].dtype.is_floating_point:  # type: ignore[union-attr]
+        return UNKNOWN
+    span = span_of(source)
+    return _make(span.low, span.high, span.below, _dtype(node))
+
+
+def _order(node: Node) -> tuple[Node, int]:
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return given["self"], given.get("dim", -1)
+
+
+def _places(node: Node, bounds: SizeBounds) -> Span:
+    """Indices into the sorted dimension."""
+    source, dim = _order(node)
+    size = bounds.expr(source.meta["val"].shape[dim])
+    return _make(0, max(upper_bound(size, bounds.caps), 1), None if isinstance(size, int) else size)
+
+
+def _found(node: Node, bounds: SizeBounds) -> Span:
+    """A place in a sorted sequence, its end included."""
+    sequence = node.args[1 if "bucketize" in str(node.target) else 0]
+    return _make(0, bounds.cap(sequence.meta["val"].shape[-1]) + 1, None, _dtype(node))  # type: ignore[union-attr]
 
 
 def _extreme(node: Node, bounds: SizeBounds) -> Span:
@@ -184,6 +237,10 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Node, SizeBounds], Span]]] = [
     (("argmax.default", "argmin.default"), _arg_extreme),
     (("index_put.default", "scatter.src", "scatter.value"), _written),
     (("remainder.Scalar",), _remainder),
+    (("floor_divide.default", "div.Tensor_mode", "div.Scalar_mode"), _floor),
+    (("_to_copy.default",), _cast),
+    (("argsort.default", "argsort.stable"), _places),
+    (("searchsorted.Tensor", "bucketize.Tensor"), _found),
     (("maximum.default", "minimum.default"), _extreme),
 ]
 _TABLE: dict[Any, Callable[[Node, SizeBounds], Span]] = {
@@ -204,7 +261,7 @@ def transfer(node: Node, bounds: SizeBounds) -> None:
         counted = _make(0, bounds.numel(node.args[0]) + 1)  # type: ignore[arg-type]
         node.meta["spans"] = [span_of(node.args[0]), _make(0, max(cap, 1), None if isinstance(size, int) else size), counted]
     elif node.target in (aten.sort.default, aten.sort.stable, aten.topk.default):
-        node.meta["spans"] = [span_of(node.args[0]), UNKNOWN]
+        node.meta["spans"] = [span_of(node.args[0]), _places(node, bounds)]
     elif node.target is operator.getitem:
         source, index = node.args
         spans = source.meta.get("spans")  # type: ignore[union-attr]
@@ -212,9 +269,5 @@ def transfer(node: Node, bounds: SizeBounds) -> None:
     elif isinstance(value, torch.Tensor) and value.dtype == torch.bool:
         node.meta["span"] = Span(0, 2)
     elif isinstance(value, torch.Tensor) and not value.dtype.is_floating_point:
-        if node.target is aten._to_copy.default:
-            source = node.args[0].meta["val"]  # type: ignore[union-attr]
-            node.meta["span"] = UNKNOWN if source.dtype.is_floating_point else span_of(node.args[0])
-        else:
-            rule = _TABLE.get(node.target)
-            node.meta["span"] = rule(node, bounds) if rule else UNKNOWN
+        rule = _TABLE.get(node.target)
+        node.meta["span"] = rule(node, bounds) if rule else UNKNOWN

@@ -17,7 +17,7 @@ from zgcompile.passes.rules.table import rule
 Sizes = Sequence[int | sympy.Expr]
 
 
-@rule("view.default", "_unsafe_view.default", "reshape.default", "view_copy.default")
+@rule("view.default", "_unsafe_view.default")
 def view(context: Context, node: Node, source: Any, shape: Any) -> Any:
     del shape
     sizes = tuple(context.size(s) for s in node.meta["val"].shape)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import zgcompile
 from zgcompile.errors import SourceLine, ZgError
+from zgcompile.frontend.undo import Undo
 from zgcompile.testing import injected_draws
 
 NODES, FEATURES, CLASSES = 40, 5, 3
@@ -221,14 +222,16 @@ def run(step: Any, batches: Sequence[Any], holders: Sequence[Any], between: Any,
     for i, batch in enumerate(batches):
         if between is not None:
             between(i, *holders)
-        before, rng = state_of(*holders), torch.get_rng_state()
+        compiled = isinstance(step, zgcompile.CompiledStep)
+        undo = None if compiled else Undo(step, holders, [], [])
         try:
             with guard():
                 out: Any = step(*batch) if isinstance(batch, tuple) else step(batch)
             record.append((plain(out), state_of(*holders), generators()))
         except (ZgError, IndexError, ValueError, RuntimeError) as error:
-            torch.set_rng_state(rng)
-            record.append((error, before if not isinstance(step, zgcompile.CompiledStep) else state_of(*holders), generators()))
+            if undo is not None:
+                undo.restore()
+            record.append((error, state_of(*holders), generators()))
     return record
 
 

@@ -281,3 +281,120 @@ def test_a_hook_registered_between_calls(new_world, compare, batches_of):
             w.handle.remove()
 
     compare(simple(new_world), batches_of(*[8] * 7), between)
+
+
+def test_a_table_that_grows_out_of_range_raises_as_eager(new_world, compare, batches_of):
+    """The range of an index table was proven when the step was lowered; a write in place ends the proof."""
+
+    def build() -> Any:
+        w = new_world()
+        w.remap = torch.arange(40) % 10
+        w.small = torch.randn(10, 5, generator=torch.Generator().manual_seed(0))
+
+        def step(seeds):
+            loss = F.cross_entropy(w.model(w.small[w.remap[seeds]]), w.y[seeds])
+            w.train(loss)
+            return loss
+
+        return step, w
+
+    def between(i: int, w: Any) -> None:
+        w.remap.copy_(torch.arange(40) % (10 if i != 3 else 11))
+
+    batches = batches_of(8, 8, 8, 8, 8)
+    batches[3] = torch.tensor([1, 10, 2, 21])
+    compare(build, batches, between)
+
+
+def test_state_of_the_trainer_that_the_step_does_not_read(new_world, compare, batches_of):
+    """`self.epoch`, `self.history`, a new attribute: no capture for what the step never names."""
+
+    class Trainer(nn.Module):
+        limit = 3
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = new_world()
+            self.net = self.w.model
+            self.epoch, self.history = 0, []
+
+        def step(self, seeds):
+            loss = self.w.loss(seeds)
+            self.w.train(loss)
+            return loss, seeds[: self.limit]
+
+    def build() -> Any:
+        trainer = Trainer()
+        return trainer.step, trainer
+
+    def between(i: int, trainer: Any) -> None:
+        trainer.epoch += 1
+        trainer.history.append({"epoch": i})
+        trainer.w.n += 1
+        if i == 5:
+            trainer.comment = "new"
+        if i == 7:
+            trainer.limit = 4
+
+    compiled = compare(build, batches_of(*[8] * 9), between)
+    assert compiled.stats.traces == 2
+
+
+def test_parameters_that_change_shape_by_data(new_world, compare, batches_of):
+    def build() -> Any:
+        w = new_world()
+        w.bonus = torch.ones(40)
+
+        def step(seeds):
+            loss = w.loss(seeds) * w.bonus.mean() + w.bonus.numel()
+            w.train(loss)
+            return loss
+
+        return step, w
+
+    def between(i: int, w: Any) -> None:
+        if i == 3:
+            w.bonus.data = torch.full((7,), 2.0)
+
+    compare(build, batches_of(*[8] * 6), between)
+
+
+def test_a_stray_gradient_where_the_step_leaves_none(new_world, compare, batches_of):
+    """`zero_grad()` at the end: each step starts without gradients, until the user sets one."""
+
+    def build() -> Any:
+        w = new_world()
+
+        def step(seeds):
+            loss = w.loss(seeds)
+            loss.backward()
+            w.opt.step()
+            w.opt.zero_grad()
+            return loss
+
+        w.model.bias.grad = torch.ones(3)
+        return step, w
+
+    def between(i: int, w: Any) -> None:
+        if i == 4:
+            w.model.weight.grad = torch.ones(3, 5)
+
+    compiled = compare(build, batches_of(*[8] * 7), between)
+    assert compiled.stats.replays >= 3
+
+
+def test_a_frozen_parameter_with_an_old_gradient(new_world, compare, batches_of):
+    def build() -> Any:
+        w = new_world()
+
+        def step(seeds):
+            loss = w.loss(seeds)
+            loss.backward()
+            w.opt.step()
+            return loss
+
+        w.model.weight.grad = torch.ones(3, 5)
+        w.model.weight.requires_grad_(False)
+        return step, w
+
+    compare(build, batches_of(*[8] * 4))

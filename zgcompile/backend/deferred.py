@@ -33,6 +33,11 @@ class DeferredNumber(numbers.Real):
                 self._on_read()
         return self._value
 
+    def peek(self) -> int | float:
+        """The value, read without counting as the user's read."""
+        tensor = self._tensor
+        return self._value if tensor is None else int(tensor.item()) if self._is_int else float(tensor.item())
+
     def __float__(self) -> float:
         return float(self.value)
 

@@ -11,7 +11,8 @@ import torch
 from zgcompile.errors import BadInput
 from zgcompile.frontend.arguments import Arguments, check_arguments, check_not_empty, length_groups
 from zgcompile.frontend.capture import capture
-from zgcompile.frontend.specialisation import Call, Specialisation
+from zgcompile.frontend.call import Call
+from zgcompile.frontend.specialisation import Specialisation
 from zgcompile.frontend.stats import Counters, Stats
 from zgcompile.ir.draws import DrawStream
 from zgcompile.ir.envelope import Envelope
@@ -97,7 +98,8 @@ class CompiledStep:
         """A snapshot of the counters, and the envelope of the capture in use."""
         envelope = self.specialisations[0].envelope_use() if self.specialisations else {}
         memory = sum(s.replay.memory() for s in self.specialisations if s.replay is not None)
-        return Stats(**vars(self._counters), memory=memory, envelope=envelope)
+        fit = self.specialisations[0].capacities.record if self.specialisations else None
+        return Stats(**vars(self._counters), memory=memory, envelope=envelope, envelope_fit=fit)
 
     def synchronize(self) -> None:
         """Wait until nothing of this step is pending on its device."""

@@ -104,7 +104,7 @@ def discover(run: Callable[[], Any], fake_mode: FakeTensorMode, found: Discovery
             lift.swap(leaf)
     found.tensors = list(lift.order)
     for tensor in found.tensors:
-        if tensor.is_leaf and tensor.requires_grad:
+        if tensor.is_leaf and (tensor.requires_grad or tensor.grad is not None):
             found.grads_before[id(tensor)] = tensor.grad is not None
             found.grads_after[id(tensor)] = lift.twins[id(tensor)].grad is not None
     for optimizer in found.optimizers:

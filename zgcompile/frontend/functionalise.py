@@ -94,8 +94,9 @@ def functionalise(traced: Traced, arguments: list[ArgumentInput], lengths: int) 
     program.conditions = [
         Condition(p.expr.xreplace(renamed), p.value, p.where) for p in shape_env.preconditions.values()
     ]
-    hyper_symbols = {h.node.expr for h in traced.inputs if isinstance(h, torch.SymFloat)}
-    program.hyper_symbols = [h.node.expr for h in traced.inputs if isinstance(h, torch.SymFloat)]
+    # `_expr`: a comparison that came out equal (`weight_decay != 0`) makes `expr` the number itself.
+    program.hyper_symbols = [h.node._expr for h in traced.inputs if isinstance(h, torch.SymFloat)]
+    hyper_symbols = set(program.hyper_symbols)
     program.hyper_guards = [
         (g.expr, None) for g in shape_env.guards if g.expr.free_symbols and g.expr.free_symbols <= hyper_symbols
     ]

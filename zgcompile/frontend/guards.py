@@ -44,10 +44,18 @@ class Guards:
             self.lifted = lifted_tensors(program, self.used)
         except MissingState:
             self.lifted = None
+        # Traced with no gradient on entry, as each step leaves none.
+        self.without = [program.lifted[g.lifted].resolve() for g in program.gradient_writes if g.output is None]
+        self._look_for_stray_gradients()
         wanted = {id(t) for t in self.captured.found.tensors} | {id(t) for t in self.lifted or ()}
-        self.sites = [(s.container, s.key, s.tensor) for s in self.snapshot.tensors if id(s.tensor) in wanted]
+        self.sites = [(s.container, s.key, s.tensor, s.tensor.requires_grad) for s in self.snapshot.tensors if id(s.tensor) in wanted]
         grads = [e for e, used in zip(program.lifted, self.used, strict=True) if e.kind == "grad" and used]
         self.grads = [(e.resolve, t) for e, t in zip(program.lifted, self.lifted or (), strict=False) if e in grads]
+
+    def _look_for_stray_gradients(self) -> None:
+        for parameter in self.without:
+            if parameter.grad is not None:
+                self.lifted = None
 
     def tables(self) -> list[tuple[int, torch.Tensor]]:
         """Integer lifted inputs that the step never writes: their value ranges are proven from their data."""
@@ -59,6 +67,10 @@ class Guards:
                 if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex and tensor.dtype != torch.bool:
                     found.append((i, tensor))
         return found
+
+    def retire(self) -> None:
+        """From now on this capture serves no call: something under it changed that no guard looks at."""
+        self.key, self.signature = ("retired",), None
 
     # -- every call
 
@@ -97,8 +109,8 @@ class Guards:
         if self.snapshot.check() is not None and not self._adopt_loaded_state():
             return False
         try:
-            for container, key, tensor in self.sites:
-                if container[key] is not tensor:
+            for container, key, tensor, requires_grad in self.sites:
+                if container[key] is not tensor or tensor.requires_grad is not requires_grad:
                     return False
         except (KeyError, IndexError):
             return False
@@ -107,6 +119,7 @@ class Guards:
                 self.resolve()
         except AssertionError:
             self.lifted = None
+        self._look_for_stray_gradients()
         hypers = self._hypers()
         if hypers != self.hypers:
             if not hyper_guards_hold(self.captured.program, hypers):

@@ -196,7 +196,8 @@ class PythonSnapshot:
                 self._sets.append((owner, set(node.saved), node))
             return
         view = form.view(owner)
-        if form.sized and not node.quiet and not isinstance(owner, tuple):
+        attributes = form in (ATTRIBUTES, SLOTS)
+        if form.sized and not node.quiet and not isinstance(owner, tuple) and self.reached.reads(owner, ""):
             sized = vars(owner) if form is ATTRIBUTES else owner
             self._sized.append(sized)
             self._sizes.append(len(sized))
@@ -208,6 +209,8 @@ class PythonSnapshot:
             if isinstance(value, torch.Tensor) and not params:
                 self.tensors.append(TensorSite(node.entry(key), view, key, value))
                 continue
+            if attributes and not self.reached.reads(owner, key):
+                continue
             if self._quiet(node, key) or (hyper and _is_hyper(value)):
                 continue
             if isinstance(value, (ModuleType, type, BuiltinFunctionType)):
@@ -218,6 +221,17 @@ class PythonSnapshot:
                 self.scalars.append(ScalarSite(node.origin * (not node.path) + node.entry(key), view, key, value))
             self._flat.append((view, key, value))
             self._named.append((node, key))
+        if form is ATTRIBUTES and not self.reached.reads(owner, ""):
+            for key in self._shadows(owner, node.saved):
+                self._flat.append((view, key, ABSENT))
+                self._named.append((node, key))
+
+    def _shadows(self, owner: object, saved: dict[Any, Any]) -> Iterator[str]:
+        """Attributes of the class that the step reads and that an attribute of the instance would hide."""
+        for kind in type(owner).__mro__:
+            for key, value in vars(kind).items():
+                if key not in saved and not key.startswith("__") and not callable(value) and self.reached.reads(owner, key):
+                    yield key
 
     def _tensors_of_set(self, node: Node) -> None:
         view = node.form.view(node.owner)

@@ -12,7 +12,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 import torch
@@ -121,6 +121,18 @@ def _long_numbers(value: Any) -> bool:
     return kinds <= {int, float, bool}
 
 
+# Code that reads attributes by names that do not stand in it.
+_DYNAMIC_READS = {"vars", "__dict__", "asdict", "astuple", "getattr", "attrgetter", "eval", "exec", "locals"}
+_MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _only_user_code_reads(kind: type) -> bool:
+    """A class of which no library code reads an attribute of the user's: only the user's own and nn.Module are above it."""
+    known = (object, torch.nn.Module, Generic)
+    return is_user_class(kind) and not is_dataclass(kind) and all(is_user_class(k) or k in known for k in kind.__mro__)
+
+
 @dataclass
 class Reached:
     """What a walk found: containers (`nodes`), the user's `functions`, `modules`, `optimizers`, user-class `objects`,
@@ -134,6 +146,13 @@ class Reached:
     objects: list[object] = field(default_factory=list)
     iterators: list[tuple[str, object]] = field(default_factory=list)
     cut: str | None = None
+    names: set[str] = field(default_factory=set)
+
+    def reads(self, owner: object, key: object) -> bool:
+        """Whether the step can read the attribute `key` of `owner`: for the user's own objects, that some code names it."""
+        if not isinstance(key, str) or not _only_user_code_reads(type(owner)) or self.names & _DYNAMIC_READS:
+            return True
+        return key in self.names or (isinstance(owner, torch.nn.Module) and key in _MODULE_ATTRIBUTES)
 
 
 class _Walk:
@@ -142,7 +161,8 @@ class _Walk:
         self.entries = 0
         self.seen: dict[int, object] = {}  # holds each object: an id must not be used twice
         self.globals_seen: set[tuple[int, str]] = set()
-        self.names: set[str] = {"forward"}
+        self.names = self.reached.names
+        self.names.add("forward")
         self.waiting: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
         self.queue: deque[tuple[Any, str, str, str]] = deque()
 
@@ -166,8 +186,14 @@ class _Walk:
             self.reached.cut = node.path or next(iter(node.saved), "")
         self.reached.nodes.append(node)
         if node.form.keyed:
+            own = node.form in (ATTRIBUTES, SLOTS) and _only_user_code_reads(type(node.owner))
             for key, value in node.saved.items():
-                self.push(value, node.entry(key), node.origin if not node.path else "", node.entry_leaf(key))
+                found = functools.partial(self.push, value, node.entry(key), node.origin * (not node.path), node.entry_leaf(key))
+                if own and not self.reached.reads(node.owner, key):
+                    for name in (key, *_DYNAMIC_READS):
+                        self.when_used(name, found)
+                else:
+                    found()
         elif node.form is SET:
             for value in node.saved:
                 self.push(value, node.path, "", node.leaf)

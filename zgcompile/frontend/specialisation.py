@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,32 +15,24 @@ from zgcompile.backend.exact import ConditionFailed, ExactRun, run_exact
 from zgcompile.backend.replay import Launch, ReferenceReplay, Replay, Replayed
 from zgcompile.errors import CaptureWarning, StepError, ZgError
 from zgcompile.frontend.arguments import Arguments
+from zgcompile.frontend.call import Call
+from zgcompile.frontend.capacities import Capacities
 from zgcompile.frontend.capture import Captured
+from zgcompile.frontend.gradient_buffers import GradientBuffers
 from zgcompile.frontend.guards import Guards
-from zgcompile.frontend.state_tensors import host_state_to, parameter_of, store_exact
+from zgcompile.frontend.state_tensors import host_state_to, parameter_of, same_layout, store_exact
 from zgcompile.frontend.stats import CapacityUse, Counters
+from zgcompile.frontend.three_ways import prove_replay
+from zgcompile.frontend.undo import undo_around
 from zgcompile.ir.bounds import Observed
 from zgcompile.ir.draws import KeyedDraws
 from zgcompile.ir.envelope import Envelope
 from zgcompile.ir.lowered import ConstantOutput, LoweredStep, NumberOutput, SizeOutput, TensorOutput
 from zgcompile.ir.sizes import evaluate
-from zgcompile.ir.source import code_line, user_line_from_stack_trace, user_line_from_traceback
+from zgcompile.ir.source import code_line, raised_by_user, user_line_from_stack_trace, user_line_from_traceback
 from zgcompile.ir.spans import Span
 from zgcompile.ir.status import Failure
 from zgcompile.pipeline import canonical, lowered_step
-
-OVERFLOWS_BEFORE_REFIT = 3
-
-
-class Call:
-    """One call of the step: its key and arguments; `leaves` are flattened only where the arguments are nested."""
-
-    __slots__ = ("args", "key", "kwargs", "leaves")
-
-    def __init__(self, key: int, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        self.key, self.args, self.kwargs = key, args, kwargs
-        flat = not kwargs and not any(isinstance(a, (list, tuple, dict)) for a in args)
-        self.leaves: Sequence[Any] = args if flat else Arguments.of(args, kwargs).leaves
 
 
 class Specialisation:
@@ -56,8 +48,11 @@ class Specialisation:
         self.observed = Observed()
         self.warmed = 0
         self.replay: Replay | None = None
+        self.proven = False  # the replay has been compared with the eager function once
         self.largest: dict[str, int] = {}
-        self.overflows_since_fit = 0
+        self.capacities = Capacities(self.program, envelope, fn)
+        self.tables: list[tuple[torch.Tensor, int, Span]] = []
+        self.gradients = GradientBuffers([])
         self.written: list[torch.Tensor] = []
         self.check_lowers(Call(0, *arguments.rebuild({})))
 
@@ -84,8 +79,17 @@ class Specialisation:
         """The user's own function, once, with the step's numbers: the first step that creates state, and failed preconditions."""
         self.counters.eager_runs += 1
         self.warmed += self.replay is None
-        with KeyedDraws(torch.tensor(call.key, dtype=torch.int64, device=self.captured.device)):
-            result = self.fn(*call.args, **call.kwargs)
+        undo = undo_around(self, call.leaves)
+        try:
+            with KeyedDraws(torch.tensor(call.key, dtype=torch.int64, device=self.captured.device)):
+                result = self.fn(*call.args, **call.kwargs)
+        except BaseException as error:
+            undo.restore()
+            if isinstance(error, (IndexError, RuntimeError, ValueError)) and not raised_by_user(error):
+                raise _step_error(error) from error
+            raise
+        del undo
+        self.capacities.ran_exactly(self._launch(call).arguments, None)
         host_state_to(self.captured.found.optimizers, self.captured.device)
         self.guards.refresh()
         return tree_map(_detached, result)
@@ -98,7 +102,9 @@ class Specialisation:
             self.counters.preconditions += 1
             return self.run_user_function(call)
         self.counters.eager_runs += 1
-        self.observed.note({**run.counts, **self._batch_counts(call)}, run.ids)
+        counts = {**run.counts, **self._batch_counts(call)}
+        self.observed.note(counts, run.ids)
+        self.capacities.ran_exactly(self._launch(call).arguments, counts)
         store_exact(self.program, lifted, run.outputs)
         leaves = [tree_map(_detached, v) for v in run.outputs[: self.program.user_outputs]]
         return tree_unflatten(leaves, self.program.out_spec)
@@ -119,13 +125,22 @@ class Specialisation:
         if not self.replay.fits(launch):
             return self.overflow(call, lifted)
         if self.replay.moved(lifted, self.guards.used):
+            if not same_layout(self.program, lifted):
+                self.guards.retire()
+                return self.run_user_function(call)
             self.fit(call, lifted)
+        elif self._tables_changed():
+            self.fit(call, lifted)
+        if not self.proven:
+            self.proven = prove_replay(self, call)
+        self.gradients.release(self._graded())
         replayed = self.replay.run(launch)
         self.counters.host_reads += 1
         layout = self.replay.lowered.layout
         if any(replayed.metadata[: len(layout.checks)]):
             return self.failed(replayed, call, lifted)
         self.counters.replays += 1
+        self.capacities.drift.replayed(replayed.metadata)
         self.hand_out_gradients()
         torch.autograd.graph.increment_version(self.written)
         return self.results(replayed)
@@ -144,11 +159,14 @@ class Specialisation:
         raise StepError(f"{first.what}; nothing was changed", where=first.where, advice="check the batch that was passed in")
 
     def overflow(self, call: Call, lifted: list[torch.Tensor]) -> Any:
-        """Run once more, exactly, with the same numbers; re-fit when it keeps happening."""
+        """Run once more, exactly, with the same numbers; re-fit when it happens more often than the fit says."""
+        assert self.replay is not None
         self.counters.overflows += 1
-        self.overflows_since_fit += 1
+        before = self.capacities.exact
         result = self.run_at_exact_sizes(call, lifted)
-        if self.overflows_since_fit >= OVERFLOWS_BEFORE_REFIT:
+        after = self.capacities.exact
+        counts = after[-1] if after is not before else None
+        if self.capacities.overflowed(self.replay.lowered, self.observed, counts):
             self.replay = None
         return result
 
@@ -163,10 +181,12 @@ class Specialisation:
             except ConditionFailed:
                 pass  # the replay finds it out too
         self.observed.note(self._batch_counts(call), {})
-        lowered = lowered_step(self.program, self.observed, self.envelope, self._tables(), self.captured.device)
+        envelope = self.capacities.fit(self._launch(call), lifted, self.captured.device, self.observed)
+        lowered = lowered_step(self.program, self.observed, envelope, self._tables(), self.captured.device)
         self.counters.captures += 1
-        self.overflows_since_fit = 0
         self.replay = self._captured_replay(lowered, lifted)
+        self.proven = False
+        self.gradients = GradientBuffers(self.replay.gradients)
         self.written = [lifted[i] for i in lowered.written_lifted()]
 
     def _captured_replay(self, lowered: LoweredStep, lifted: list[torch.Tensor]) -> Replay:
@@ -188,11 +208,23 @@ class Specialisation:
 
     def _tables(self) -> dict[int, Span]:
         spans = {}
+        self.tables = []
         for i, tensor in self.guards.tables():
             if tensor.numel():
                 low, high = torch.aminmax(tensor)
                 spans[i] = Span(int(low), int(high) + 1)
+                self.tables.append((tensor, tensor._version, spans[i]))
         return spans
+
+    def _tables_changed(self) -> bool:
+        """A table that was written in place may hold values outside the range that the lowered step relies on."""
+        for k, (tensor, version, span) in enumerate(self.tables):
+            if tensor._version != version:
+                low, high = torch.aminmax(tensor)
+                if int(low) < span.low or int(high) >= span.high:
+                    return True
+                self.tables[k] = (tensor, tensor._version, span)
+        return False
 
     # -- inputs and outputs
 
@@ -215,13 +247,18 @@ class Specialisation:
 
     def hand_out_gradients(self) -> None:
         """Point `p.grad` at its buffer, or at None, as the step left it."""
-        assert self.replay is not None
-        buffers = iter(self.replay.gradients)
+        index = 0
         for gradient in self.program.gradient_writes:
             parameter = parameter_of(self.program, gradient.lifted)
-            buffer = None if gradient.output is None else next(buffers)
-            if parameter.grad is not buffer:
-                parameter.grad = buffer
+            if gradient.output is None:
+                if parameter.grad is not None:
+                    parameter.grad = None
+            else:
+                self.gradients.hand_out(index, parameter)
+                index += 1
+
+    def _graded(self) -> list[torch.Tensor]:
+        return [parameter_of(self.program, g.lifted) for g in self.program.gradient_writes if g.output is not None]
 
     def results(self, replayed: Replayed) -> Any:
         assert self.replay is not None
@@ -270,4 +307,4 @@ def _step_error(error: Exception) -> Exception:
         return error
     text = str(error).split("\n\nWhile executing")[0]
     where = user_line_from_stack_trace(str(error)) or user_line_from_traceback(error.__traceback__)
-    return StepError(f"{type(error).__name__}: {text}; nothing was changed", where=where)
+    return StepError(f"{type(error).__name__}: {text}; nothing was changed", where=where, advice="check the batch that was passed in")

@@ -65,6 +65,12 @@ def lifted_tensors(program: StepProgram, used: Sequence[bool]) -> list[torch.Ten
     return tensors
 
 
+def same_layout(program: StepProgram, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the lifted tensors still have the shapes and dtypes of the trace (`.data =` may change them unseen)."""
+    likes = [p.meta["val"] for p in program.placeholders[program.first_lifted() :]]
+    return all(t.shape == like.shape and t.dtype == like.dtype for t, like in zip(tensors, likes, strict=True))
+
+
 def parameter_of(program: StepProgram, lifted: int) -> torch.Tensor:
     return program.lifted[lifted].resolve()
 

@@ -104,7 +104,7 @@ def trace(request: TraceRequest) -> Traced:
     lengths = [fake_mode.from_tensor(torch.zeros((), dtype=torch.int64)) for _ in request.rows]
     buffers = [_buffer(fake_mode, request, i) for i in range(len(request.arguments.tensors))]
     hypers = [shape_env.hyperparameter(f"hyper{i}", site.get()) for i, site in enumerate(request.hypers)]
-    parameters = {i: t for i, t in enumerate(request.found.tensors) if t.is_leaf and t.requires_grad}
+    parameters = {i: t for i, t in enumerate(request.found.tensors) if id(t) in request.found.grads_after}
     entry_grads = {i: lift.twins[id(t)].grad for i, t in parameters.items()}
     result: dict[str, Any] = {}
 
@@ -168,7 +168,7 @@ def _constant(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def _state(state: CreatedState) -> Callable[[], torch.Tensor]:
-    return lambda: state.optimizer.state[state.parameter][state.key]
+    return lambda: state.optimizer.state.get(state.parameter, {})[state.key]  # it makes an entry for what is only looked up
 
 
 def _grad(parameter: torch.Tensor) -> Callable[[], torch.Tensor]:

@@ -69,7 +69,7 @@ class Undo:
                     saved.tensor.copy_(saved.value)
                     if saved.version is not None:
                         # The data is what it was, so a pending backward that saved this tensor is still right.
-                        torch._C._autograd._unsafe_set_version_counter((saved.tensor,), (saved.version,))
+                        torch._C._autograd._unsafe_set_version_counter((saved.tensor,), (saved.version,))  # pyright: ignore
         self.snapshot.restore()
         self.random.restore()
         if lost:

@@ -3,42 +3,121 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
 
 from zgcompile.errors import BadInput, SourceLine
+from zgcompile.ir.tail import CONFIDENCE, ROWS_PER_TILE
 
-ROWS_PER_TILE = 64
+DEFAULT_HEADROOM = 1.1
+
+
+class EnvelopeWarning(UserWarning):
+    """A probability was asked for and could not be had; capacities go by headroom."""
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """How capacities are chosen: the largest count seen times `headroom`, rounded up to 64 and never above what is provable.
+    """How capacities are chosen.
+
+    `max_overflow_probability`: a batch outgrows any of them with at most this probability, at 95 % confidence, judged by
+    running the sampling alone on random batches (`EnvelopeFit` says how well that went). `headroom` instead: the largest
+    count seen times it, rounded up to 64. With neither, the probability that costs least: re-runs against pad rows.
+    Never above what is provable.
 
     `caps` overrides single sizes by the user's line: `Envelope(caps={"train.py:31": 4096})`; the key is the end of "file:line".
+    `batches` gives the batches to judge by, `batches=lambda: loader`: a callable without arguments whose result yields the
+    step's arguments (a tensor, or a tuple of them). Host and CUDA generators are put back afterwards. Without it, ids are
+    drawn uniformly between the least and largest seen.
 
     Raises:
-        BadInput: a headroom below 1 or a capacity below 1.
+        BadInput: a headroom and a probability together, a headroom below 1, a probability outside (0, 1), a capacity below 1.
     """
 
-    headroom: float = 1.1
+    headroom: float | None = None
+    max_overflow_probability: float | None = None
     caps: Mapping[str, int] = field(default_factory=dict)
+    batches: Callable[[], Iterable[Any]] | None = None
 
     def __post_init__(self) -> None:
-        if not self.headroom >= 1.0:
+        p = self.max_overflow_probability
+        if self.headroom is not None and p is not None:
+            raise BadInput(
+                f"Envelope(headroom={self.headroom}, max_overflow_probability={p}) gives two ways to choose capacities",
+                advice="keep one of them",
+            )
+        if self.headroom is not None and not self.headroom >= 1.0:
             raise BadInput(f"Envelope(headroom={self.headroom}) is below 1", advice="use a factor such as 1.1")
+        if p is not None and not 0 < p < 1:
+            raise BadInput(f"Envelope(max_overflow_probability={p}) is not between 0 and 1", advice="use a probability such as 1e-3")
+        if self.batches is not None and not callable(self.batches):
+            raise BadInput(
+                f"Envelope(batches=...) is a {type(self.batches).__name__}, not a callable", advice="write batches=lambda: loader"
+            )
         for line, cap in self.caps.items():
             if not isinstance(cap, int) or cap < 1:
                 raise BadInput(f"Envelope(caps={{{line!r}: {cap}}}) is not a positive whole number", advice='write caps={"file.py:31": 4096}')
 
     def fitted(self, seen: int, provable: int | None) -> int:
         """The capacity for a size whose largest observed count is `seen` and which never exceeds `provable`."""
-        grown = math.ceil(seen * self.headroom)
+        grown = math.ceil(seen * (self.headroom or DEFAULT_HEADROOM))
         cap = max(ROWS_PER_TILE, -(-grown // ROWS_PER_TILE) * ROWS_PER_TILE)
         return max(cap if provable is None else min(cap, provable), 1)
+
+    def capacity(self, symbol: sympy.Symbol, seen: int, provable: int | None) -> int:
+        """The capacity of one size symbol."""
+        del symbol
+        return self.fitted(seen, provable)
 
     def override(self, where: SourceLine | None) -> int | None:
         """The user's capacity for sizes born at that line, if any."""
         if where is None:
             return None
         return next((cap for line, cap in self.caps.items() if str(where).endswith(line)), None)
+
+
+@dataclass(frozen=True)
+class FittedEnvelope(Envelope):
+    """An envelope whose capacities were fitted: `rows` by size symbol, all else by headroom."""
+
+    rows: Mapping[sympy.Symbol, int] = field(default_factory=dict)
+
+    def capacity(self, symbol: sympy.Symbol, seen: int, provable: int | None) -> int:
+        rows = self.rows.get(symbol)
+        if rows is None:
+            return self.fitted(seen, provable)
+        return max(rows if provable is None else min(rows, provable), 1)
+
+
+@dataclass(frozen=True)
+class EnvelopeFit:
+    """How well the capacities in use are known.
+
+    A batch outgrows one of them with probability `estimated`, at most `bound` at the given confidence; `target` is what was
+    asked for, or chosen by cost. `source`: "random batches", "given batches", "calls" (a re-fit from what calls have needed),
+    "fixed" (every size follows from the batch's length) or "headroom", for `reason`. `batches`: how many were counted.
+    `extrapolated`: fewer than 3 / target, so the bound rests on a fitted tail.
+    """
+
+    source: str
+    target: float | None = None
+    estimated: float | None = None
+    bound: float | None = None
+    confidence: float = CONFIDENCE
+    batches: int = 0
+    extrapolated: bool = False
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.bound is None:
+            return f"largest seen x {DEFAULT_HEADROOM}: {self.reason}"
+        if self.source == "fixed":
+            return "no overflow: every size follows from the length of the batch"
+        how = f"{self.batches} {self.source}" + (", tail extrapolated" if self.extrapolated else "")
+        return (
+            f"overflow probability {self.estimated:.1e}, at most {self.bound:.1e} at {self.confidence:.0%} confidence "
+            f"(target {self.target:.1e}; {how})"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import importlib.util
 import inspect
@@ -83,6 +84,16 @@ def user_line_from_traceback(tb: TracebackType | None) -> SourceLine | None:
         return None
     code = found.tb_frame.f_code
     return source_line(code.co_filename, found.tb_lineno, code.co_name)
+
+
+def raised_by_user(error: BaseException) -> bool:
+    """Whether a `raise` or `assert` of the user's raised it, rather than a library, or an op that his line called."""
+    tb, last = error.__traceback__, None
+    while tb is not None:
+        last, tb = tb, tb.tb_next
+    if last is None or not is_user_file(last.tb_frame.f_code.co_filename):
+        return False
+    return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")
 
 
 def user_line_from_stack_trace(text: str | None) -> SourceLine | None:

@@ -26,6 +26,7 @@ from zgcompile.frontend.functionalise import functionalise
 from zgcompile.frontend.shape_env import EnvelopeShapeEnv
 from zgcompile.frontend.trace import Traced, _record_user_lines
 from zgcompile.ir.bounded import Bounded, Number, Size
+from zgcompile.ir.bounds import Bounds, Observed
 from zgcompile.ir.draws import KeyedDraws
 from zgcompile.ir.envelope import Envelope
 from zgcompile.ir.lowered import NumberOutput, SizeOutput, TensorOutput
@@ -265,11 +266,22 @@ def prepare(case: Case) -> Subject:
             run = run_exact(program, batch.exact())
             observed.note(run.counts, run.ids)
     # What an argument holds is its buffer's length, whatever batch was the largest.
-    argument_symbols = [s for n in program.fx_graph.graph.nodes if "dynamic_rows.default" in str(n.target) for s in n.meta["unbacked_bindings"]]
-    groups = dict.fromkeys(i.group for i in case.inputs if isinstance(i, Rows))
-    for symbol, group in zip(argument_symbols, groups, strict=False):
+    for group, symbol in argument_symbols(program, case.inputs).items():
         observed.counts[symbol] = CAPS[group]
     return Subject(case, program, observed, batches)
+
+
+def argument_symbols(program: StepProgram, inputs: Sequence[Input]) -> dict[str, sympy.Symbol]:
+    """The size symbol of each group of which an argument is used."""
+    groups = list(dict.fromkeys(i.group for i in inputs if isinstance(i, Rows)))
+    placeholders = program.placeholders
+    born = {n.args[1]: next(iter(n.meta["unbacked_bindings"])) for n in program.fx_graph.graph.nodes if "dynamic_rows.default" in str(n.target)}
+    return {group: born[placeholders[1 + k]] for k, group in enumerate(groups) if placeholders[1 + k] in born}
+
+
+def group_caps(subject: Subject) -> dict[str, int]:
+    symbols = argument_symbols(subject.program, subject.case.inputs)
+    return CAPS | {group: subject.bounds.caps[s] for group, s in symbols.items() if s in subject.bounds.caps}
 
 
 def eager(case: Case, batch: Batch) -> list[Any] | Exception:
@@ -291,7 +303,7 @@ def run_bounded(subject: Subject, batch: Batch, poison: Callable[[torch.dtype], 
     """One run of the lowering on real buffers, valid rows only."""
     lowering = Lowering(subject.program, bounds or subject.bounds, CPU, poison)
     with torch.no_grad():
-        outputs, checks = lowering.run_flat(batch.padded(CAPS, poison or POISONS[0]))
+        outputs, checks = lowering.run_flat(batch.padded(group_caps(subject), poison or POISONS[0]))
     context = lowering.context
     return Ran([_valid(o, context) for o in outputs], [check for check, flag in checks if bool(flag)])
 
@@ -368,7 +380,7 @@ def check_static(subject: Subject, expected: list[Any]) -> None:
     lowered = lower(program, subject.bounds, CPU)
     verify_capturable(lowered, CPU)
     for batch, want in zip(subject.batches, expected, strict=True):
-        flat = batch.padded(CAPS, POISONS[0])
+        flat = batch.padded(group_caps(subject), POISONS[0])
         head = 1 + program.lengths + len(program.arguments)
         hypers = len(program.hyperparameters)
         numbers = torch.tensor([n.value for n in flat[head : head + hypers]], dtype=torch.float64)
@@ -401,7 +413,7 @@ def _static_output(subject: Subject, output: Any, returned: Mapping[Any, torch.T
 
 def check_overflow(subject: Subject) -> None:
     """Capacities of half of what is needed, and of one row: the status says so, and ATen finds no index to complain about."""
-    arguments = {s for n in subject.program.fx_graph.graph.nodes if "dynamic_rows" in str(n.target) for s in n.meta.get("unbacked_bindings") or {}}
+    arguments = set(argument_symbols(subject.program, subject.case.inputs).values())
     for share in (0.5, 0.0):
         bounds = subject.capped(share)
         caps = {s: subject.bounds.caps[s] if s in arguments else c for s, c in bounds.caps.items()}

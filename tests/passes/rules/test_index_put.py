@@ -80,6 +80,7 @@ CASES = [
     Case("masked_scatter", backward(lambda h, m, v: h.masked_scatter(m, v)), (Rows("n"), Rows("n", (), BOOL), Fixed((20,)))),
     Case("masked_scatter of rows", lambda h, m, v: h.masked_scatter(m.unsqueeze(1), v), (N4, Rows("n", (), BOOL), Fixed((50,)))),
     Case("put", lambda t, i: t.put(i, torch.ones_like(i, dtype=torch.float32)), (T, Rows("n", (), LONG, 0, 28))),
+    Case("masked_scatter of too few", lambda h, m, v: h.masked_scatter(m | ~m, v), (Rows("n"), Rows("n", (), BOOL), Fixed((5,)))),
 ]
 
 

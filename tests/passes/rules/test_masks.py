@@ -28,6 +28,17 @@ CASES = [
     Case("mask of columns", backward(lambda x, m: x[:, m]), (Rows("n", (7,)), Fixed((7,), BOOL))),
     Case("mask of dynamic columns", backward(lambda x, m: x.t()[:, m]), (Rows("n", (4,)), Rows("n", (), BOOL))),
     Case("mask of a mask", lambda x, m: x[m][x[m] > 0], (Rows("n"), Rows("n", (), BOOL))),
+    Case("nonzero", lambda m: m.nonzero(), (Rows("n", (), BOOL),)),
+    Case("nonzero of integers", lambda i: i.nonzero(as_tuple=True)[0], (Rows("n", (), LONG),)),
+    Case("nonzero of a matrix", lambda x: (x > 0).nonzero(), (Rows("n", (4,)),)),
+    Case("nonzero of columns", lambda x: (x.t() > 0).nonzero(), (Rows("n", (4,)),)),
+    Case("where of a condition", lambda x: torch.where(x > 0)[0], (Rows("n"),)),
+    Case("nonzero as an index", backward(lambda x, m: x[m.nonzero().squeeze(1)]), (Rows("n", (4,)), Rows("n", (), BOOL))),
+    Case("nonzero of a table", lambda t, x: t.nonzero() * x.sum().long(), (Fixed((7,), LONG), Rows("n"))),
+    Case("masked_select", lambda x, m: x.masked_select(m), (Rows("n"), Rows("n", (), BOOL))),
+    Case("masked_select of rows", lambda x, m: x.masked_select(m.unsqueeze(1)), (Rows("n", (4,)), Rows("n", (), BOOL))),
+    Case("masked_select by a static mask", lambda x, m: x.masked_select(m), (Rows("n", (4,)), Fixed((4,), BOOL))),
+    Case("mask of a table twice", lambda t, m: (t[m], t[m].sum(0)), (T, Fixed((7,), BOOL))),
 ]
 
 

@@ -55,6 +55,9 @@ CASES = [
     Case("in place", lambda x, y: x.clone().add_(y).mul_(2).relu_(), (N4, N4)),
     Case("a dropped zero", lambda x: torch.zeros_like(x).neg().sqrt().sum(0), (N4,)),
     Case("equal sizes of two sources", lambda x, y: x + y, (N, M), batches=({"n": 6, "m": 6}, {"n": 5, "m": 5}, {"n": 2, "m": 2})),
+    Case("rounded quotients", lambda i, j: (torch.div(i, 2, rounding_mode="floor"), torch.div(i, j.abs() + 1, rounding_mode="trunc")), (Rows("n", (), LONG), Rows("n", (), LONG))),
+    Case("quotient by a count", lambda i: (torch.div(i, i.shape[0], rounding_mode="floor"), torch.div(i, i.shape[0], rounding_mode="trunc")), (Rows("n", (), LONG),), batches=({"n": 9, "m": 6}, {"n": 2, "m": 2})),
+    Case("hardsigmoid", backward(lambda x: F.hardsigmoid(x)), (N4,), tolerance=1e-5),
 ]
 
 

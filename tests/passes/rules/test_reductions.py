@@ -54,6 +54,8 @@ CASES = [
     Case("sum of nothing", lambda x, m: (x[m & ~m].sum(), x[m & ~m].prod()), (N, B)),
     Case("weights over their sum", backward(lambda x, w: (x * w).sum() / w.abs().sum().clamp(min=1)), (N, N)),
     Case("two masks of a table", lambda t, i: (t[i].mean(0), t.sum()), (Fixed((7, 4)), Rows("n", (), LONG, 0, 7))),
+    Case("all of what holds", lambda x: ((x > -99).all(), (x > -99).all(0), (x > -99).all((0, 1))), (N4,)),
+    Case("legacy norm", lambda x: torch.ops.aten.norm.ScalarOpt_dim(x, 2, [0]), (N4,), tolerance=1e-5),
 ]
 
 

@@ -88,6 +88,7 @@ CASES = [
     Case("index_reduce", lambda t, i, x: t.index_reduce(0, i, x, "amax"), (T, TO_TABLE, N4)),
     Case("one_hot", lambda i: torch.nn.functional.one_hot(i, 7), (TO_TABLE,)),
     Case("hyper fill", lambda t, i, h: t.index_fill(0, i, 1.0) * h, (T, TO_TABLE, Hyper())),
+    Case("scatter of a value with add", lambda t, i: t.scatter(0, i, 1.5, reduce="add"), (V, TO_TABLE)),
 ]
 
 

@@ -1,0 +1,228 @@
+"""From batches that are only counted to capacities with a stated overflow probability."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import sympy
+import torch
+
+from zgcompile.backend.replay import Launch
+from zgcompile.errors import BadInput
+from zgcompile.frontend.arguments import Arguments
+from zgcompile.frontend.batch_pool import BatchPool
+from zgcompile.frontend.host_random import HostRandom
+from zgcompile.frontend.prefix import SamplingPrefix
+from zgcompile.ir.bounds import Observed
+from zgcompile.ir.envelope import DEFAULT_HEADROOM, Envelope, EnvelopeFit, FittedEnvelope
+from zgcompile.ir.program import StepProgram
+from zgcompile.ir.source import user_line_from_stack_trace
+from zgcompile.ir.tail import ROWS_PER_TILE, JointFit, fit_joint
+from zgcompile.keyed_numbers import step_key
+from zgcompile.pipeline import size_symbols
+
+DRY_SEED = 0x5EED  # fixed, so that the same step gets the same capacities
+FEWEST = 64  # batches
+ASKED = (2048, 4.0)  # batches and seconds of this thread where a probability was asked for
+DEFAULT = (256, 0.4)  # where it was not
+PROBABILITIES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
+# A re-run at exact sizes in replays: the eager step took 8 to 10 times the replay on a large GPU, and the failed replay is lost.
+RERUN = 10
+FAR = 8.0  # standard deviations; with a share of the mean, as a size may hardly vary
+FAR_SHARE = 0.02
+
+Counts = Mapping[sympy.Symbol, int]
+
+
+class CannotCalibrate(Exception):
+    """`reason`: why no probability can be stated."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What the prefix runs on besides its batches: a call's launch, the lifted tensors, the capacity of each length."""
+
+    launch: Launch
+    lifted: Sequence[torch.Tensor]
+    pool: BatchPool
+    rows: Sequence[int]
+    device: torch.device
+
+
+class Calibrator:
+    """Fits the envelope of one captured step; keeps nothing from fit to fit."""
+
+    def __init__(self, program: StepProgram, envelope: Envelope) -> None:
+        self.program, self.envelope = program, envelope
+
+    @cached_property
+    def lengths(self) -> list[sympy.Symbol]:
+        """The symbol of each length of the arguments, in order."""
+        nodes = self.program.fx_graph.graph.nodes
+        return [next(iter(n.meta["unbacked_bindings"])) for n in nodes if n.target is torch.ops.zgcompile.dynamic_rows.default]
+
+    @cached_property
+    def prefix(self) -> SamplingPrefix:
+        """Of every size that is neither the length of a batch nor set by the user."""
+        mine = set[sympy.Symbol]()
+        for node in self.program.fx_graph.graph.nodes:
+            if self.envelope.override(user_line_from_stack_trace(node.meta.get("stack_trace") or "")) is None:
+                mine |= set(node.meta.get("unbacked_bindings") or {})
+        return SamplingPrefix(self.program, (mine & size_symbols(self.program)) - set(self.lengths))
+
+    def dry(self, run: DryRun, observed: Observed, full: Sequence[Counts]) -> tuple[Envelope, EnvelopeFit | None]:
+        """The envelope from dry runs, or by headroom with the reason. `full`: counts of calls with full batches, which must
+        look like the random ones. No capacity is below what a call has needed (`observed`).
+
+        Raises:
+            BadInput: what `Envelope(batches=)` gives are not batches of this step.
+        """
+        if self.envelope.headroom is not None:
+            return self.envelope, None
+        if not self.prefix.symbols:
+            return self.envelope, EnvelopeFit("fixed", self.envelope.max_overflow_probability, 0.0, 0.0)
+        try:
+            sample = self._sample(run)
+            if self.envelope.batches is None:
+                self._check_alike(sample, full)
+        except CannotCalibrate as error:
+            return self.by_headroom(error.reason)
+        source = "random batches" if self.envelope.batches is None else "given batches"
+        return self._fitted(sample, source, observed.counts)
+
+    def from_calls(self, calls: Sequence[Counts]) -> tuple[Envelope, EnvelopeFit | None]:
+        """The envelope from what calls have needed, overflows among them."""
+        if self.envelope.headroom is not None:
+            return self.envelope, None
+        symbols = self.prefix.symbols
+        sample = [[counts[s] for s in symbols] for counts in calls if all(s in counts for s in symbols)]
+        if len(sample) < FEWEST:
+            return self.by_headroom(f"only {len(sample)} calls since the last fit, which they have outgrown")
+        return self._fitted(np.array(sample, dtype=np.int64), "calls", {})
+
+    def by_headroom(self, reason: str) -> tuple[Envelope, EnvelopeFit]:
+        envelope = replace(self.envelope, headroom=DEFAULT_HEADROOM, max_overflow_probability=None)
+        return envelope, EnvelopeFit("headroom", self.envelope.max_overflow_probability, reason=reason)
+
+    def _fitted(self, sample: np.ndarray, source: str, floor: Counts) -> tuple[Envelope, EnvelopeFit]:
+        p = self.envelope.max_overflow_probability
+        p, fit = (p, fit_joint(sample, p)) if p is not None else cheapest(sample)
+        rows = {s: max(n, floor.get(s, 0)) for s, n in zip(self.prefix.symbols, fit.rows, strict=True)}
+        record = EnvelopeFit(source, p, fit.estimated, fit.bound, batches=len(sample), extrapolated=fit.extrapolated)
+        return FittedEnvelope(caps=self.envelope.caps, rows=rows), record
+
+    # -- dry runs
+
+    def _sample(self, run: DryRun) -> np.ndarray:
+        """Counts [batches, sizes]. The number of batches doubles while time allows, so that it hardly depends on the time."""
+        most, seconds = DEFAULT if self.envelope.max_overflow_probability is None else ASKED
+        given = self.envelope.batches is not None
+        host = HostRandom.take() if given else None
+        start = time.thread_time()
+        counts: list[list[int]] = []
+        try:
+            for arguments in self._given(run) if given else self._drawn(run):
+                counts.append(self._count(run, arguments, len(counts)))
+                n, spent = len(counts), time.thread_time() - start
+                if n < FEWEST and spent > seconds:
+                    raise CannotCalibrate(f"{n} dry runs of the sampling took {spent:.1f} s")
+                if n == most or (n >= FEWEST and n & (n - 1) == 0 and 2 * spent > seconds):
+                    break
+        finally:
+            if host is not None:
+                host.restore()
+        return np.array(counts, dtype=np.int64)
+
+    def _count(self, run: DryRun, arguments: Sequence[torch.Tensor], number: int) -> list[int]:
+        lengths: dict[int, int] = {}
+        for entry, tensor in zip(self.program.arguments, arguments, strict=True):
+            if entry.length is not None:
+                lengths[entry.length] = tensor.shape[0]
+        integers = [step_key(DRY_SEED, number), *(lengths[i] for i in sorted(lengths))]
+        scalars = [torch.tensor(v, dtype=torch.int64, device=run.device) for v in integers]
+        try:
+            return self.prefix.counts([*scalars, *arguments, *run.launch.hypers, *run.lifted])
+        except (IndexError, RuntimeError, ValueError) as error:
+            first = str(error).strip().split("\n")[0]
+            raise CannotCalibrate(f"the sampling fails on a dry run: {first}") from error
+
+    def _drawn(self, run: DryRun) -> Iterator[list[torch.Tensor]]:
+        current = [t.detach() for t in run.launch.arguments]
+        wanted: list[tuple[int, int]] = []
+        for i, entry in enumerate(self.program.arguments):
+            if entry.length is not None:
+                rows = run.rows[entry.length]
+                refusal = run.pool.refusal(i, current[i], rows) if i in self.prefix.arguments else None
+                if refusal:
+                    raise CannotCalibrate(f"argument {entry.name} {refusal}: no random batch can be drawn")
+                wanted.append((i, rows))
+        number = 0
+        while True:
+            generator = np.random.Generator(np.random.Philox(key=[DRY_SEED, number]))
+            arguments = list(current)
+            for i, rows in wanted:
+                if i in self.prefix.arguments:
+                    arguments[i] = run.pool.draw(i, current[i], rows, generator)
+                else:
+                    arguments[i] = current[i][:1].expand(rows, *current[i].shape[1:])
+            yield arguments
+            number += 1
+
+    def _given(self, run: DryRun) -> Iterator[list[torch.Tensor]]:
+        assert self.envelope.batches is not None
+        while True:
+            none = True
+            for batch in self.envelope.batches():
+                none = False
+                leaves = Arguments.of(batch if isinstance(batch, (tuple, list)) else (batch,), {}).leaves
+                arguments = []
+                for entry in self.program.arguments:
+                    tensor = leaves[entry.position] if entry.position < len(leaves) else None
+                    if not isinstance(tensor, torch.Tensor) or not _suits(tensor, entry):
+                        raise BadInput(
+                            f"Envelope(batches=...) gave {_described(tensor)} for argument {entry.name}",
+                            advice="yield what the step is called with: a tensor, or a tuple of its arguments",
+                        )
+                    arguments.append(tensor.detach().to(run.device if entry.device.type != "cpu" else entry.device))
+                yield arguments
+            if none:
+                raise BadInput("Envelope(batches=...) gave no batch", advice="return an iterable anew at each call: batches=lambda: loader")
+
+    def _check_alike(self, sample: np.ndarray, calls: Sequence[Counts]) -> None:
+        centre, spread = sample.mean(axis=0), sample.std(axis=0)
+        far = FAR * spread + FAR_SHARE * centre + 1
+        for counts in calls:
+            for i, symbol in enumerate(self.prefix.symbols):
+                if symbol in counts and abs(counts[symbol] - centre[i]) > far[i]:
+                    raise CannotCalibrate(
+                        f"a call has needed {counts[symbol]} rows where random batches need {centre[i]:.0f} +- {spread[i]:.0f}, "
+                        "so ids drawn uniformly are not like the batches; pass Envelope(batches=)"
+                    )
+
+
+def cheapest(sample: np.ndarray) -> tuple[float, JointFit]:
+    """The probability whose capacities cost least, in replays a step: re-runs x their bound, plus the share of pad rows."""
+    needed = max(float(sample.mean(axis=0).sum()), 1.0)
+    fits = [(p, fit_joint(sample, p, least=ROWS_PER_TILE)) for p in PROBABILITIES]
+    return min(fits, key=lambda entry: RERUN * max(entry[0], entry[1].bound) + sum(entry[1].rows) / needed)
+
+
+def _suits(tensor: torch.Tensor, entry: Any) -> bool:
+    if tensor.dtype != entry.dtype:
+        return False
+    if entry.length is None:
+        return tensor.dim() == 0
+    return tensor.dim() > 0 and tensor.shape[0] > 0 and tuple(tensor.shape[1:]) == entry.trailing
+
+
+def _described(value: Any) -> str:
+    return f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"{type(value).__name__}"

@@ -1,0 +1,80 @@
+"""The envelope of a captured step over its life: fitted before the first capture, kept while calls bear it out, then fitted anew."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from zgcompile.backend.replay import Launch
+from zgcompile.frontend.batch_pool import BatchPool
+from zgcompile.frontend.calibration import Calibrator, Counts, DryRun
+from zgcompile.frontend.drift import Drift
+from zgcompile.ir.bounds import Observed
+from zgcompile.ir.envelope import Envelope, EnvelopeFit, EnvelopeWarning
+from zgcompile.ir.lowered import LoweredStep
+from zgcompile.ir.program import StepProgram
+from zgcompile.ir.source import code_line
+
+KEPT = 16  # calls at exact sizes, for comparison with random batches
+
+
+class Capacities:
+    """`record` is the fit in use, None before the first one and for `Envelope(headroom=)`.
+
+    A shallow copy is independent but for the replays that it has noted: all other state is replaced, never changed.
+    """
+
+    def __init__(self, program: StepProgram, envelope: Envelope, fn: Callable[..., Any]) -> None:
+        self.calibrator, self.asked, self.fn = Calibrator(program, envelope), envelope, fn
+        self.fitted: Envelope | None = None
+        self.record: EnvelopeFit | None = None
+        self.pool = BatchPool()
+        self.exact: tuple[Counts, ...] = ()
+        self.drift = Drift(None)
+
+    # -- what calls show
+
+    def ran_exactly(self, arguments: Sequence[torch.Tensor], counts: Counts | None) -> None:
+        """A call at exact sizes; without counts, one of the user's function."""
+        if self.asked.headroom is None:
+            self.pool = self.pool.including(arguments)
+            if counts is not None:
+                self.exact = (*self.exact, counts)[-KEPT:]
+
+    def overflowed(self, lowered: LoweredStep, observed: Observed, counts: Counts | None) -> bool:
+        """A call that `lowered` could not hold and its exact counts. True when the calls have drifted: capture anew."""
+        if not self.drift.overflowed(counts):
+            return False
+        self.fitted = None
+        lengths = self._lengths(observed)
+        if all(rows <= lowered.caps.get(symbol, rows) for symbol, rows in lengths.items()):
+            self.fitted, self.record = self.calibrator.from_calls(self.drift.calls(lowered.layout))
+        return True
+
+    # -- fitting
+
+    def fit(self, launch: Launch, lifted: Sequence[torch.Tensor], device: torch.device, observed: Observed) -> Envelope:
+        """The envelope for a new capture. A capture for another reason than capacities keeps the fit."""
+        if self.fitted is None:
+            if self.pool.seen is None:
+                self.pool = self.pool.including(launch.arguments)
+            lengths = self._lengths(observed)
+            full = [c for c in self.exact if all(c.get(symbol) == rows for symbol, rows in lengths.items())]
+            run = DryRun(launch, [t.detach() for t in lifted], self.pool, list(lengths.values()), device)
+            self.fitted, self.record = self.calibrator.dry(run, observed, full)
+            if self.record is not None and self.record.source == "headroom" and self.asked.max_overflow_probability is not None:
+                warnings.warn(
+                    f"{code_line(self.fn)}: Envelope(max_overflow_probability=) cannot be kept, capacities are the {self.record}",
+                    EnvelopeWarning,
+                    stacklevel=2,
+                )
+        self.drift = Drift(self.record, self.drift if self.drift.total else None)
+        return self.fitted
+
+    def _lengths(self, observed: Observed) -> Mapping[sympy.Symbol, int]:
+        """The largest length seen of each group of arguments, in order."""
+        return {symbol: observed.counts[symbol] for symbol in self.calibrator.lengths if symbol in observed.counts}

@@ -1,0 +1,49 @@
+"""The sampling prefix: what the sizes of a step depend on, run alone at exact sizes and writing nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._pytree import key_get
+
+from zgcompile.ir.program import StepProgram
+
+
+class SamplingPrefix:
+    """The nodes of a `StepProgram` that the size symbols `symbols` depend on.
+
+    The FX graph is functional and its draws are keyed by an input, so that a run changes neither state nor a generator.
+    """
+
+    def __init__(self, program: StepProgram, symbols: Collection[sympy.Symbol]) -> None:
+        nodes = list(program.fx_graph.graph.nodes)
+        self.binders: list[tuple[Node, Any]] = []
+        self.symbols: list[sympy.Symbol] = []
+        for node in nodes:
+            for symbol, path in (node.meta.get("unbacked_bindings") or {}).items():
+                if symbol in symbols:
+                    self.symbols.append(symbol)
+                    self.binders.append((node, path))
+        needed = {node for node, _ in self.binders}
+        for node in reversed(nodes):
+            if node in needed:
+                needed.update(node.all_input_nodes)
+        graph, copies = Graph(), dict[Node, Node]()
+        for node in nodes:
+            if node in needed:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output(tuple(copies[node] for node, _ in self.binders))
+        self.module = GraphModule(program.fx_graph, graph, "SamplingPrefix")
+        self.inputs = [i for i, p in enumerate(program.placeholders) if p in needed]
+        first = 1 + program.lengths
+        self.arguments = [i - first for i in self.inputs if first <= i < first + len(program.arguments)]
+
+    def counts(self, inputs: Sequence[Any]) -> list[int]:
+        """The count of each of `self.symbols`, in order; `inputs` are those of the whole program. Raises what an op raises."""
+        with torch.no_grad():
+            values = self.module(*[inputs[i] for i in self.inputs])
+        return [int(key_get(v, path) if path else v) for v, (_, path) in zip(values, self.binders, strict=True)]
