@@ -176,7 +176,7 @@ def prove_replay(subject: Specialisation, call: Call) -> bool:
         return False
     if not report.ok:
         raise VerificationFailed(
-            f"the captured step differs from the function: {first_failures(report.failures)}; nothing was changed",
+            f"the captured step differs from the eager function: {first_failures(report.failures)}; nothing was changed",
             where=code_line(subject.fn),
             advice="train without zgcompile and report it",
         )
