@@ -9,6 +9,7 @@ import sympy
 import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
+from zgcompile.passes.rules.spans import SizeBounds, transfer
 
 from zgcompile.ir.bounded import as_size
 from zgcompile.ir.bounds import Bounds, Observed
@@ -16,7 +17,6 @@ from zgcompile.ir.envelope import Envelope
 from zgcompile.ir.program import RoundTrip, StepProgram
 from zgcompile.ir.source import user_line_from_stack_trace
 from zgcompile.ir.spans import INT64_HIGH, Span, span_of
-from zgcompile.passes.rules.spans import SizeBounds, transfer
 
 aten = torch.ops.aten
 # What stands in the compiled step for an op that makes the host wait in eager.

@@ -13,6 +13,9 @@ from torch.fx import Interpreter, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.traceback import preserve_node_meta
 from torch.utils._pytree import tree_leaves
+from zgcompile.passes.rules.context import Context
+from zgcompile.passes.rules.floats import float_expression
+from zgcompile.passes.rules.table import find_rule
 
 from zgcompile.errors import InternalError, UnsupportedOp
 from zgcompile.ir.bounded import Bounded, Number, Pad, Size, as_size
@@ -23,9 +26,6 @@ from zgcompile.ir.sizes import evaluate, upper_bound
 from zgcompile.ir.source import user_line_from_stack_trace
 from zgcompile.ir.spans import span_of
 from zgcompile.ir.status import Check, CountSlot, Failure, MetadataLayout
-from zgcompile.passes.rules.context import Context
-from zgcompile.passes.rules.floats import float_expression
-from zgcompile.passes.rules.table import find_rule
 
 aten = torch.ops.aten
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from zgcompile.passes.rules.context import Context
+from zgcompile.passes.rules.table import rule
 
 from zgcompile.errors import InternalError
 from zgcompile.ir.bounded import Number, Size
 from zgcompile.ir.status import Failure
-from zgcompile.passes.rules.context import Context
-from zgcompile.passes.rules.table import rule
 
 
 @rule("zgcompile::dynamic_rows")

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-
-from zgcompile.ir.bounded import Bounded
 from zgcompile.passes.rules.context import Context
 from zgcompile.passes.rules.table import rule
+
+from zgcompile.ir.bounded import Bounded
 
 
 def _cleaned(context: Context, operand: Any, dims: Iterable[int]) -> torch.Tensor:

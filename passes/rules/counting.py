@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from zgcompile.passes.rules.context import Context
+from zgcompile.passes.rules.table import rule
 
 from zgcompile.ir.bounded import Pad
 from zgcompile.ir.status import Failure
-from zgcompile.passes.rules.context import Context
-from zgcompile.passes.rules.table import rule
 
 
 @rule("repeat_interleave.Tensor")

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-
 from zgcompile.passes.rules.context import Context
 from zgcompile.passes.rules.table import rule
 

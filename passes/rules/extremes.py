@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-
-from zgcompile.ir.bounded import Bounded
 from zgcompile.passes.rules.context import Context
 from zgcompile.passes.rules.reductions import reduced_dims
 from zgcompile.passes.rules.table import rule
+
+from zgcompile.ir.bounded import Bounded
 
 
 def lowest(dtype: torch.dtype) -> Any:

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from zgcompile.passes.rules.context import Context
 
 from zgcompile.errors import UnsupportedOp
 from zgcompile.ir.bounded import Number, Size
 from zgcompile.ir.source import user_line_from_stack_trace
-from zgcompile.passes.rules.context import Context
 
 OPERATORS: dict[Any, Callable[..., torch.Tensor]] = {
     operator.add: operator.add,

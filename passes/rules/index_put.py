@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-
-from zgcompile.ir.bounded import Bounded
-from zgcompile.ir.status import Failure
 from zgcompile.passes.rules.context import Context, rows_at
 from zgcompile.passes.rules.indexing import MASKS
 from zgcompile.passes.rules.masks import is_count_of, true_rank
 from zgcompile.passes.rules.table import refuse, rule
+
+from zgcompile.ir.bounded import Bounded
+from zgcompile.ir.status import Failure
 
 
 @rule("index_put.default")

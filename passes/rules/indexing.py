@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-
-from zgcompile.ir.bounded import Bounded, Pad
 from zgcompile.passes.rules.context import IDS, Context
 from zgcompile.passes.rules.masks import compact
 from zgcompile.passes.rules.table import refuse, rule
 from zgcompile.passes.rules.views import linear
+
+from zgcompile.ir.bounded import Bounded, Pad
 
 MASKS = (torch.bool, torch.uint8)
 

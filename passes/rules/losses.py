@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from zgcompile.passes.rules.context import Context
+from zgcompile.passes.rules.table import rule
 
 from zgcompile.ir.bounded import Pad
 from zgcompile.ir.spans import span_of
 from zgcompile.ir.status import Failure
-from zgcompile.passes.rules.context import Context
-from zgcompile.passes.rules.table import rule
 
 
 def _targets(context: Context, scores: Any, target: Any, ignore: int) -> tuple[torch.Tensor, torch.Tensor]:

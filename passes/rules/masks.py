@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-
-from zgcompile.ir.bounded import Bounded, Pad
 from zgcompile.passes.rules.context import Context
 from zgcompile.passes.rules.table import refuse, rule
+
+from zgcompile.ir.bounded import Bounded, Pad
 
 
 def compact(context: Context, node: Node, mask: Bounded | torch.Tensor, at: int = 0) -> torch.Tensor:

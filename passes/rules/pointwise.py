@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves, tree_map
-
-from zgcompile.ir.bounded import Bounded, Number, Pad, Size
 from zgcompile.passes.rules.context import Context
 from zgcompile.passes.rules.table import rule
+
+from zgcompile.ir.bounded import Bounded, Number, Pad, Size
 
 aten = torch.ops.aten
 SYMBOLIC = (Bounded, Size, Number)

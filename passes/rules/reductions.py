@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-
-from zgcompile.ir.bounded import Bounded, Number, Size
 from zgcompile.passes.rules.context import Context
 from zgcompile.passes.rules.table import refuse, rule
+
+from zgcompile.ir.bounded import Bounded, Number, Size
 
 HALF = (torch.float16, torch.bfloat16)
 

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 from torch.fx import Node
-
-from zgcompile.ir.bounded import Bounded
 from zgcompile.passes.rules.context import Context
 from zgcompile.passes.rules.table import refuse, rule
+
+from zgcompile.ir.bounded import Bounded
 
 
 @rule("_softmax.default", "_log_softmax.default")

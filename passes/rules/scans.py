@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from torch.fx import Node
-
-from zgcompile.ir.bounded import Bounded
 from zgcompile.passes.rules.context import Context
 from zgcompile.passes.rules.table import rule
+
+from zgcompile.ir.bounded import Bounded
 
 
 @rule("cumsum.default", "cumprod.default", "cummax.default", "cummin.default", "logcumsumexp.default")

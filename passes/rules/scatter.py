@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-
-from zgcompile.ir.bounded import Bounded
 from zgcompile.passes.rules.context import Context, along
 from zgcompile.passes.rules.table import refuse, rule
+
+from zgcompile.ir.bounded import Bounded
 
 
 @rule("index_add.default")

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from zgcompile.passes.rules.context import Context, rows_at
+from zgcompile.passes.rules.table import rule
 
 from zgcompile.ir.bounded import Bounded, Pad, Size
 from zgcompile.ir.status import Failure
-from zgcompile.passes.rules.context import Context, rows_at
-from zgcompile.passes.rules.table import rule
 
 
 @rule("zeros.default", "new_zeros.default", "zeros_like.default")

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from zgcompile.passes.rules.context import Context, along, rows_at
+from zgcompile.passes.rules.table import refuse, rule
 
 from zgcompile.ir.bounded import Bounded, Pad, Size
 from zgcompile.ir.status import Failure
-from zgcompile.passes.rules.context import Context, along, rows_at
-from zgcompile.passes.rules.table import refuse, rule
 
 OPEN_END = 2**62  # what `x[a:]` has for an end is at least this
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-
-from zgcompile.ir.bounded import Bounded, Number, Size
-from zgcompile.ir.status import Failure
 from zgcompile.passes.rules.context import Context
 from zgcompile.passes.rules.extremes import largest, lowest
 from zgcompile.passes.rules.table import refuse, rule
+
+from zgcompile.ir.bounded import Bounded, Number, Size
+from zgcompile.ir.status import Failure
 
 
 def last_ascending(dtype: torch.dtype) -> Any:

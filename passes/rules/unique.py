@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-
-from zgcompile.ir.bounded import Bounded, Pad
-from zgcompile.ir.status import Failure
 from zgcompile.passes.rules.context import IDS, Context, along
 from zgcompile.passes.rules.sorting import last_ascending
 from zgcompile.passes.rules.table import refuse, rule
+
+from zgcompile.ir.bounded import Bounded, Pad
+from zgcompile.ir.status import Failure
 
 Groups = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

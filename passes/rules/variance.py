@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-
-from zgcompile.ir.bounded import Bounded
 from zgcompile.passes.rules.context import Context
 from zgcompile.passes.rules.reductions import HALF, is_plain, reduced_dims
 from zgcompile.passes.rules.table import rule
+
+from zgcompile.ir.bounded import Bounded
 
 
 def _moments(context: Context, source: Bounded, dim: Any, correction: Any, keepdim: bool) -> tuple[torch.Tensor, torch.Tensor]:

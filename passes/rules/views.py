@@ -9,10 +9,10 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import Node
-
-from zgcompile.ir.bounded import Bounded
 from zgcompile.passes.rules.context import Context, along
 from zgcompile.passes.rules.table import rule
+
+from zgcompile.ir.bounded import Bounded
 
 Sizes = Sequence[int | sympy.Expr]
 

@@ -18,7 +18,8 @@ HERE = Path(__file__)
 def sites() -> dict[str, str]:
     """Name -> "file:line" of the lines marked `# SITE name`."""
     lines = HERE.read_text().splitlines()
-    return {line.rpartition("# SITE ")[2]: f"{HERE.name}:{i}" for i, line in enumerate(lines, 1) if "  # SITE " in line}
+    marked = ((i, line.rpartition("  # SITE ")) for i, line in enumerate(lines, 1))
+    return {name: f"{HERE.name}:{i}" for i, (_, mark, name) in marked if mark and name.isidentifier()}
 
 
 def make(new_world: Any) -> Any:
@@ -128,5 +129,5 @@ def test_repeated_overflow_fits_again(new_world, compare, batches_of):
     compiled = compare(build, [batch] * 14, between, tolerance=1e-4)
     stats = compiled.stats
     assert stats.overflows >= 1
-    assert stats.captures == 2
-    assert stats.replays >= 5
+    assert 2 <= stats.captures <= 3
+    assert stats.replays >= 7

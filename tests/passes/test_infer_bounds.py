@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from zgcompile.passes.infer_bounds import infer_bounds
+from zgcompile.passes.lower import symbols_of
 
 from tests.passes.rules.harness import Fixed, Hyper, Rows, argument_symbols, trace
 from zgcompile.ir.bounds import Observed
 from zgcompile.ir.envelope import Envelope
 from zgcompile.ir.spans import Span, span_of
-from zgcompile.passes.infer_bounds import infer_bounds
-from zgcompile.passes.lower import symbols_of
 
 LONG, BOOL = torch.int64, torch.bool
 N, M, IDS, MASK = Rows("n", (4,)), Rows("m", (4,)), Rows("n", (), LONG, 0, 7), Rows("n", (), BOOL)
@@ -20,7 +20,7 @@ def bounded(fn, inputs, tables=(), envelope=None, **counts):
     """The capacity of each symbol that is no argument's, and the bounds; arguments were seen with `counts` rows, the rest with 500."""
     program = trace(fn, inputs)
     arguments = argument_symbols(program, inputs)
-    observed = Observed({s: 500 for s in symbols_of(program)} | {s: counts[g] for g, s in arguments.items()})
+    observed = Observed(dict.fromkeys(symbols_of(program), 500) | {s: counts[g] for g, s in arguments.items()})
     bounds = infer_bounds(program, observed, envelope or Envelope(), dict(tables))
     return [bounds.caps[s] for s in symbols_of(program) if s in bounds.caps and s not in arguments.values()], bounds, program, arguments
 

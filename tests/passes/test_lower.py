@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from zgcompile.passes import lower as lowering
+from zgcompile.passes.lower import lower
+from zgcompile.passes.rules.table import find_rule
 
 from tests.passes.rules import harness
 from tests.passes.rules.harness import CPU, POISONS, Case, Fixed, Hyper, Rows, prepare, run_bounded
@@ -11,9 +14,6 @@ from zgcompile.errors import InternalError
 from zgcompile.ir.bounded import Pad
 from zgcompile.ir.program import GradientWrite, StateWrite
 from zgcompile.ir.status import Failure
-from zgcompile.passes import lower as lowering
-from zgcompile.passes.lower import lower
-from zgcompile.passes.rules.table import find_rule
 
 LONG = torch.int64
 N4 = Rows("n", (4,))

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from zgcompile.passes.lower import lower
+from zgcompile.passes.verify_capturable import verify_capturable
 
 from tests.passes.rules.harness import CPU, Case, Rows, prepare, trace
 from zgcompile.errors import InternalError
-from zgcompile.passes.lower import lower
-from zgcompile.passes.verify_capturable import verify_capturable
 
 
 def static(fn, *shapes, dtype=torch.float32):

@@ -82,4 +82,4 @@ class BatchPool:
 
 
 def _is_integer(tensor: torch.Tensor) -> bool:
-    return not tensor.dtype.is_floating_point and not tensor.dtype.is_complex and tensor.dtype != torch.bool
+    return tensor.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

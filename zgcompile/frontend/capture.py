@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zgcompile.errors import CaptureRefused, PythonStateChanged, SourceLine
 from zgcompile.frontend.arguments import Arguments, argument_name
 from zgcompile.frontend.discovery import Discovery, discover
-from zgcompile.frontend.functionalise import functionalise
+from zgcompile.frontend.functionalise import functionalise, node_line
 from zgcompile.frontend.locate import line_of_change
 from zgcompile.frontend.private_copy import PrivateCopies, PrivateCopy, private_copy, private_modules
 from zgcompile.frontend.python_state import Change, HostRandom, PythonSnapshot, hyperparameters
@@ -64,7 +64,6 @@ def capture(
 
 def _captured(fn: Callable[..., Any], arguments: Arguments, groups: Sequence[int | None], session: _Session, device: torch.device) -> Captured:
     found = session.discover(groups)
-    session.refuse_aliases(found)
     rows = sorted({g for g in groups if g is not None})
     hypers = hyperparameters(found.optimizers)
     names = session.names()
@@ -84,6 +83,7 @@ def _captured(fn: Callable[..., Any], arguments: Arguments, groups: Sequence[int
     ]
     with refusals():
         program = functionalise(first, inputs, len(rows))
+    refuse_aliases(program)
     return Captured(program, found, session.roots, list(groups), device, hypers)
 
 
@@ -209,20 +209,35 @@ class _Session:
     def names(self) -> dict[int, str]:
         return {id(site.tensor): site.path for snapshot in self.snapshots for site in snapshot.tensors}
 
-    def refuse_aliases(self, found: Discovery) -> None:
-        """Two lifted tensors that share memory would be two inputs with one storage: a write through one would miss the other."""
-        storages: dict[int, torch.Tensor] = {}
-        names = self.names()
-        for tensor in found.tensors:
-            if tensor.layout != torch.strided or isinstance(tensor, FakeTensor) or tensor.numel() == 0:
-                continue
-            place = tensor.untyped_storage().data_ptr()
-            other = storages.setdefault(place, tensor)
-            if other is not tensor and (tensor.requires_grad or other.requires_grad):
+
+def refuse_aliases(program: StepProgram) -> None:
+    """Two lifted tensors over one memory are two inputs of the FX graph: what is written through one, the other would miss.
+
+    Raises:
+        CaptureRefused: one of them is written by the step.
+    """
+    written = {w.lifted: w.output for w in program.state_writes}
+    held: list[tuple[int, int, int, torch.Tensor]] = []
+    for i, entry in enumerate(program.lifted):
+        try:
+            tensor = entry.resolve()
+        except (KeyError, AssertionError):
+            continue  # created by the first step: memory of its own
+        if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.numel() and tensor.device.type != "meta":
+            extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+            held.append((tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size(), i, tensor))
+    held.sort(key=lambda h: h[:3])
+    for k, (_, end, i, tensor) in enumerate(held):
+        for start, _, j, other in held[k + 1 :]:
+            if start >= end:
+                break
+            write = written.get(i, written.get(j))
+            if write is not None and tensor is not other and tensor.device == other.device:
+                node = program.outputs[write]
                 raise CaptureRefused(
-                    f"{names.get(id(tensor), 'a tensor')} and {names.get(id(other), 'another')} share one storage",
-                    where=code_line(self.fn),
-                    advice="use one of them in the step",
+                    f"{program.lifted[i].name} and {program.lifted[j].name} share memory, and the step writes one of them",
+                    where=node_line(node) if isinstance(node, torch.fx.Node) else None,
+                    advice="use one of the two in the step",
                 )
 
 

@@ -54,10 +54,13 @@ class LiftMode(TorchFunctionMode):
         return value
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        first = args[0] if args else None
         args, kwargs = self.swap(args), self.swap(kwargs or {})
         if func in (torch.tensor, torch.as_tensor) and any(isinstance(v, SYMBOLIC) for v in tree_leaves(args[:1])):
             return _tensor_of_sizes(*args, **kwargs)
-        return REPLACED.get(func, func)(*args, **kwargs)
+        result = REPLACED.get(func, func)(*args, **kwargs)
+        # An op that returns the tensor it was given gives the user's own back: `self.count += 1` binds it again.
+        return first if args and isinstance(first, torch.Tensor) and result is args[0] else result
 
 
 def _tensor_of_sizes(data: Any, dtype: torch.dtype | None = None, device: Any = None, requires_grad: bool = False) -> torch.Tensor:

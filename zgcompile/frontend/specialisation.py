@@ -31,7 +31,7 @@ from zgcompile.ir.lowered import ConstantOutput, LoweredStep, NumberOutput, Size
 from zgcompile.ir.sizes import evaluate
 from zgcompile.ir.source import code_line, raised_by_user, user_line_from_stack_trace, user_line_from_traceback
 from zgcompile.ir.spans import Span
-from zgcompile.ir.status import Failure
+from zgcompile.ir.status import Failure, decisive
 from zgcompile.pipeline import canonical, lowered_step
 
 
@@ -148,15 +148,13 @@ class Specialisation:
     def failed(self, replayed: Replayed, call: Call, lifted: list[torch.Tensor]) -> Any:
         """Nothing was written. A capacity runs the batch again at exact sizes; a precondition, the user's function; a user error raises."""
         assert self.replay is not None
-        checks = self.replay.lowered.layout.failed(replayed.metadata)
-        worst = max(check.failure for check in checks)
-        if worst is Failure.CAPACITY:
+        check = decisive(self.replay.lowered.layout.failed(replayed.metadata))
+        if check.failure is Failure.CAPACITY:
             return self.overflow(call, lifted)
-        if worst is Failure.PRECONDITION:
+        if check.failure is Failure.PRECONDITION:
             self.counters.preconditions += 1
             return self.run_user_function(call)
-        first = checks[0]
-        raise StepError(f"{first.what}; nothing was changed", where=first.where, advice="check the batch that was passed in")
+        raise StepError(f"{check.what}; nothing was changed", where=check.where, advice="check the batch that was passed in")
 
     def overflow(self, call: Call, lifted: list[torch.Tensor]) -> Any:
         """Run once more, exactly, with the same numbers; re-fit when it happens more often than the fit says."""

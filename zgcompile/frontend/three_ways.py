@@ -16,7 +16,7 @@ from zgcompile.frontend.state_tensors import MissingState, host_state_to, lifted
 from zgcompile.frontend.undo import Undo, undo_around
 from zgcompile.ir.draws import KeyedDraws
 from zgcompile.ir.source import code_line
-from zgcompile.ir.status import Check, Failure
+from zgcompile.ir.status import Check, Failure, decisive
 
 if TYPE_CHECKING:
     from zgcompile.frontend.specialisation import Specialisation
@@ -131,7 +131,7 @@ class ThreeWays:
     def untouched(self, failed: list[Check], undo: Undo) -> str:
         """A failed status must have written nothing."""
         changed = undo.changed()
-        worst = max(failed, key=lambda check: check.failure)
+        worst = decisive(failed)
         if changed:
             raise VerificationFailed(
                 f"{worst.what}, and yet the replay wrote {len(changed)} tensors",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -10,12 +11,12 @@ import sympy
 from zgcompile.errors import SourceLine
 
 
-class Failure(enum.IntEnum):
-    """Why a step failed; the larger decides when several checks fail at once, since an overflow upstream may cause the rest."""
+class Failure(enum.Enum):
+    """Why a step failed."""
 
-    USER_ERROR = 1  # eager would raise too: raise, never retry
-    PRECONDITION = 2  # the trace decided a comparison otherwise: run the user's own function
-    CAPACITY = 3  # a count is above its cap: run the batch at exact sizes
+    USER_ERROR = "user error"  # eager would raise too: raise, never retry
+    PRECONDITION = "precondition"  # the trace decided a comparison otherwise: run the user's own function
+    CAPACITY = "capacity"  # a count is above its cap: run the batch at exact sizes
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,17 @@ class Check:
     failure: Failure
     what: str
     where: SourceLine | None
+
+
+def decisive(failed: Sequence[Check]) -> Check:
+    """Which of the failed checks, given in program order, says what happened.
+
+    A check can only be spoilt by what lies in front of it. So an overflow that comes first explains all that follows; behind a failed
+    precondition the step is not the user's, whose own function then tells; what is left is the user's first error.
+    """
+    if failed[0].failure is Failure.CAPACITY:
+        return failed[0]
+    return next((check for check in failed if check.failure is Failure.PRECONDITION), failed[0])
 
 
 @dataclass(frozen=True)

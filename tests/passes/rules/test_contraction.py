@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.passes.rules.harness import Case, Fixed, Hyper, Rows, backward, check_case
+from tests.passes.rules.harness import Case, Fixed, Hyper, Rows, backward, check_case, swept
 
 N, N4, M4, W, B = Rows("n"), Rows("n", (4,)), Rows("m", (4,)), Fixed((4, 3)), Fixed((3,))
 LOOSE = {"tolerance": 1e-5}
@@ -36,9 +35,10 @@ CASES = [
     Case("einsum of heads", backward(lambda x, w: torch.einsum("nhi,hi->nh", x, w)), (Rows("n", (2, 3)), Fixed((2, 3))), **LOOSE),
     Case("einsum of pairs", lambda x, y: torch.einsum("ni,mi->nm", x, y), (N4, M4), **LOOSE),
     Case("half precision over rows", lambda x: x.t() @ x, (Rows("n", (4,), torch.bfloat16),), tolerance=5e-2),
+    Case("baddbmm over rows", lambda b, x, y: torch.baddbmm(b, x.permute(1, 2, 0), y.permute(1, 0, 2)), (Fixed((2, 3, 4)), Rows("n", (2, 3)), Rows("n", (2, 4))), **LOOSE),
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case):
-    check_case(case)
+@swept(CASES)
+def test_case(case, pytestconfig):
+    check_case(case, thorough=pytestconfig.getoption("--slow"))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.passes.rules.harness import Case, Fixed, Rows, backward, check_case
+from tests.passes.rules.harness import Case, Fixed, Rows, backward, check_case, swept
 
 N, N4 = Rows("n"), Rows("n", (4,))
 
@@ -24,6 +23,6 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case):
-    check_case(case)
+@swept(CASES)
+def test_case(case, pytestconfig):
+    check_case(case, thorough=pytestconfig.getoption("--slow"))

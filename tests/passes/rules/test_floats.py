@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests.passes.rules.harness import Case, Fixed, Hyper, Rows, check_case
+from tests.passes.rules.harness import Case, Fixed, Hyper, Rows, check_case, swept
 
 N, H, S = Rows("n"), Hyper(0.3), Fixed(())
 
@@ -19,6 +17,6 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case):
-    check_case(case)
+@swept(CASES)
+def test_case(case, pytestconfig):
+    check_case(case, thorough=pytestconfig.getoption("--slow"))

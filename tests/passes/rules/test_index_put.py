@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from tests.passes.rules.harness import Case, Fixed, Hyper, Rows, backward, check_case
+from tests.passes.rules.harness import Case, Fixed, Rows, backward, check_case, swept
 from zgcompile.ir.status import Failure
 
 LONG, INT, BOOL = torch.int64, torch.int32, torch.bool
@@ -84,6 +83,6 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case):
-    check_case(case)
+@swept(CASES)
+def test_case(case, pytestconfig):
+    check_case(case, thorough=pytestconfig.getoption("--slow"))

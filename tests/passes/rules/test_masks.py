@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from tests.passes.rules.harness import Case, Fixed, Rows, backward, check_case
-from zgcompile.ir.status import Failure
+from tests.passes.rules.harness import Case, Fixed, Rows, backward, check_case, swept
 
 LONG, INT, BOOL = torch.int64, torch.int32, torch.bool
 X, T = Rows("m", (4,)), Fixed((7, 4))
@@ -42,6 +40,6 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case):
-    check_case(case)
+@swept(CASES)
+def test_case(case, pytestconfig):
+    check_case(case, thorough=pytestconfig.getoption("--slow"))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.passes.rules.harness import Case, Fixed, Hyper, Rows, backward, check_case
+from tests.passes.rules.harness import Case, Fixed, Hyper, Rows, backward, check_case, swept
 
 LONG, INT = torch.int64, torch.int32
 N, N4, M, W, H = Rows("n"), Rows("n", (4,)), Rows("m"), Fixed((4,)), Hyper()
@@ -61,6 +60,6 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case):
-    check_case(case)
+@swept(CASES)
+def test_case(case, pytestconfig):
+    check_case(case, thorough=pytestconfig.getoption("--slow"))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from tests.passes.rules.harness import Case, Fixed, Rows, backward, check_case
+from tests.passes.rules.harness import Case, Fixed, Rows, backward, check_case, swept
 from zgcompile.ir.status import Failure
 
 LONG, INT = torch.int64, torch.int32
@@ -50,6 +49,6 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case):
-    check_case(case)
+@swept(CASES)
+def test_case(case, pytestconfig):
+    check_case(case, thorough=pytestconfig.getoption("--slow"))

@@ -10,18 +10,35 @@ from typing import Any
 
 import pytest
 import torch
+from zgcompile.passes import lower as lowering
+from zgcompile.passes.infer_bounds import infer_bounds
+from zgcompile.passes.rules.table import RULES, find_rule, load_rules, rule
 
 from tests.passes.rules import harness
 from tests.passes.rules.harness import Case, Fixed, Rows, check_case, trace
 from zgcompile.errors import InternalError, UnsupportedOp
 from zgcompile.ir.bounds import Observed
-from zgcompile.passes import lower as lowering
-from zgcompile.passes.infer_bounds import infer_bounds
-from zgcompile.passes.rules.table import RULES, find_rule, load_rules, rule
 
 HERE = Path(__file__).parent
 # Row-wise ops and moves, where the op itself keeps pads apart; their rules are about sizes, refusals and pad states.
-PLAIN_IS_RIGHT: set[str] = set()
+PLAIN_IS_RIGHT = {
+    "zgcompile.keyed_bits.default", "stack.default", "unbind.int", "split.Tensor", "abs.default", "add.Tensor",
+    "add.Scalar", "sub.Tensor", "_to_copy.default", "clone.default", "native_dropout_backward.default",
+    "masked_fill.Tensor", "where.self", "threshold_backward.default", "lerp.Tensor", "leaky_relu_backward.default",
+    "elu_backward.default", "gelu_backward.default", "sigmoid_backward.default", "tanh_backward.default",
+    "softplus_backward.default", "hardtanh_backward.default", "log_sigmoid_forward.default",
+    "log_sigmoid_backward.default", "fill.Scalar", "fill.Tensor", "_prelu_kernel.default", "glu.default",
+    "glu_backward.default", "_prelu_kernel_backward.default", "hardswish.default", "hardswish_backward.default",
+    "hardsigmoid.default", "hardsigmoid_backward.default", "copy.default", "_log_softmax.default",
+    "_log_softmax_backward_data.default", "native_layer_norm.default", "native_group_norm.default", "cumsum.default",
+    "cumprod.default", "cummax.default", "cummin.default", "logcumsumexp.default", "zeros.default",
+    "new_zeros.default", "zeros_like.default", "ones.default", "empty.memory_format", "new_ones.default",
+    "new_empty.default", "expand.default", "ones_like.default", "empty_like.default", "empty_strided.default",
+    "new_empty_strided.default", "arange.default", "unsqueeze.default", "transpose.int", "t.default",
+    "permute.default", "diagonal.default", "tril.default", "triu.default", "squeeze.dim",
+}  # fmt: skip
+# Without a plain form: they only exist for the compiler.
+ENTRANCES = {"zgcompile.dynamic_rows.default", "zgcompile.dynamic_rows_like.default", "_local_scalar_dense.default"}
 
 
 def cases() -> Iterator[Case]:
@@ -64,7 +81,8 @@ def test_every_rule_is_met_and_bites(monkeypatch):
     met = cases_by_rule(monkeypatch)
     assert sorted(str(op) for op in load_rules() if not met[op]) == []
     monkeypatch.setattr(harness, "check_static", lambda *_: None)
-    unbitten = {str(op) for op in load_rules() if not bites(op, met[op], monkeypatch)}
+    rules = {op: str(op).removeprefix("aten.") for op in load_rules()}
+    unbitten = {name for op, name in rules.items() if name not in ENTRANCES and not bites(op, met[op][:14], monkeypatch)}
     assert unbitten == PLAIN_IS_RIGHT
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from tests.passes.rules.harness import Case, Fixed, Rows, backward, check_case
+from tests.passes.rules.harness import Case, Fixed, Rows, backward, check_case, swept
 
 N, N4, N6, M4 = Rows("n"), Rows("n", (4,)), Rows("n", (6,)), Rows("m", (4,))
 LONG = torch.int64
@@ -36,6 +35,6 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case):
-    check_case(case)
+@swept(CASES)
+def test_case(case, pytestconfig):
+    check_case(case, thorough=pytestconfig.getoption("--slow"))
