@@ -53,7 +53,7 @@ def infer_bounds(program: StepProgram, observed: Observed, envelope: Envelope, t
             if node.op == "call_function":
                 for symbol in node.meta.get("unbacked_bindings") or {}:
                     where = user_line_from_stack_trace(node.meta.get("stack_trace") or "")
-                    names[symbol] = _unused_name(f"{where or node.name}", names)
+                    names[symbol] = _unused_name(_argument_of(program, node) or f"{where or node.name}", names)
                     _record_round_trip(program, node, symbol)
                     if symbol in sizes:
                         caps[symbol] = max(_capacity(node, symbol, bounds, observed, envelope), floors.get(symbol, 0))
@@ -78,6 +78,14 @@ def _raised(program: StepProgram, caps: Mapping[sympy.Symbol, int]) -> dict[symp
             small, cap = (a, caps[b]) if caps[a] < caps[b] else (b, caps[a])
             larger[small] = max(cap, larger.get(small, 0))
     return larger
+
+
+def _argument_of(program: StepProgram, node: Node) -> str | None:
+    """What a length of an argument is called: it is born at no line of the step."""
+    if node.target is not torch.ops.zgcompile.dynamic_rows.default:
+        return None
+    position = program.placeholders.index(node.args[0]) - 1 - program.lengths  # type: ignore[arg-type]
+    return f"argument {program.arguments[position].name}"
 
 
 def _unused_name(name: str, names: Mapping[sympy.Symbol, str]) -> str:

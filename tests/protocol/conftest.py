@@ -86,7 +86,7 @@ class Trainer:
     """A sampled step with all kinds of state. The same options give the same trainer.
 
     `zero`: where `zero_grad` is called: "before", "between" (forward and backward), "after" or "never". `step_inside`: the optimizer
-    steps in the step, not outside of it.
+    steps in the step, not outside of it. `light`: no neighbours and no BatchNorm, quick to capture.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class Trainer:
         dtype: torch.dtype = torch.float64,
         device: str = "cpu",
         nodes: int = NODES,
-        width: int = 8,
         zero: str = "before",
         to_none: bool = True,
         step_inside: bool = True,
+        light: bool = False,
         **options: Any,
     ) -> None:
         generator = torch.Generator().manual_seed(3)
@@ -113,8 +113,8 @@ class Trainer:
         self.x = torch.randn(nodes, FEATURES, generator=generator, dtype=dtype).to(device)
         self.y = torch.randint(0, CLASSES, (nodes,), generator=generator).to(device)
         # No bias before a BatchNorm: its gradient is rounding noise, which Adam blows up.
-        layers = [nn.Linear(2 * FEATURES, width, bias=False), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2)]
-        self.model = nn.Sequential(*layers, nn.Linear(width, CLASSES)).to(dtype)
+        linear = nn.Linear(FEATURES if light else 2 * FEATURES, CLASSES, bias=False)
+        self.model = nn.Sequential(linear, nn.Identity() if light else nn.BatchNorm1d(CLASSES), nn.Dropout(0.2)).to(dtype)
         self.embedding = nn.Parameter(torch.empty(FEATURES, dtype=dtype))
         with torch.no_grad():
             for p in (*self.model.parameters(), self.embedding):
@@ -124,7 +124,7 @@ class Trainer:
         self.optimizer = optimizer([*self.model.parameters(), self.embedding], **{"lr": 0.01, **options})
         self.visits = torch.zeros(nodes, dtype=torch.int64, device=device)
         self.checksum = torch.zeros((), dtype=torch.int64, device=device)
-        self.step = self._step(zero, to_none, step_inside)
+        self.step = self._step(zero, to_none, step_inside, light)
 
     def sample(self, seeds: Tensor) -> tuple[Tensor, Tensor]:
         """(row, neighbour): each edge of the seeds with probability 0.7."""
@@ -136,18 +136,26 @@ class Trainer:
         row, offset = row[keep], offset[keep]
         return row, self.indices[start[row] + offset]
 
-    def _step(self, zero: str, to_none: bool, step_inside: bool) -> Callable[[Tensor], Any]:
+    def seeds_alone(self, seeds: Tensor) -> Tensor:
+        self.visits[seeds] += 1
+        return self.x[seeds] * self.embedding
+
+    def with_neighbours(self, seeds: Tensor) -> Tensor:
+        row, neighbour = self.sample(seeds)
+        ids, inverse = torch.unique(torch.cat([seeds, neighbour]), return_inverse=True)
+        self.visits[ids] += 1
+        self.checksum.add_((ids * ids).sum())
+        h = (self.x * self.embedding)[ids][inverse]
+        n = seeds.numel()
+        pooled = torch.zeros(n, FEATURES, dtype=h.dtype, device=h.device).index_add(0, row, h[n:])
+        return torch.cat([h[:n], pooled], 1)
+
+    def _step(self, zero: str, to_none: bool, step_inside: bool, light: bool) -> Callable[[Tensor], Any]:
         def step(seeds: Tensor) -> Tensor:
             if zero == "before":
                 self.optimizer.zero_grad(set_to_none=to_none)
-            row, neighbour = self.sample(seeds)
-            ids, inverse = torch.unique(torch.cat([seeds, neighbour]), return_inverse=True)
-            self.visits[ids] += 1
-            self.checksum.add_((ids * ids).sum())
-            h = (self.x * self.embedding)[ids][inverse]
-            n = seeds.numel()
-            pooled = torch.zeros(n, FEATURES, dtype=h.dtype, device=h.device).index_add(0, row, h[n:])
-            loss = F.cross_entropy(self.model(torch.cat([h[:n], pooled], 1)), self.y[seeds])
+            h = self.seeds_alone(seeds) if light else self.with_neighbours(seeds)
+            loss = F.cross_entropy(self.model(h), self.y[seeds])
             if zero == "between":
                 self.optimizer.zero_grad(set_to_none=to_none)
             loss.backward()
@@ -223,6 +231,7 @@ class Pair:
         self.mine, self.twin, self.rel = build(), build(), rel
         self.compiled = zgcompile.compile(self.mine.step, **{"warmup": 1, **options})
         self.calls = 0
+        self.first: Any = None
 
     def both(self, action: Callable[[Trainer], Any]) -> None:
         action(self.mine)
@@ -252,9 +261,45 @@ class Pair:
 
     def ready(self) -> Pair:
         """Warm-up is over, the step is captured and replays."""
-        while self.compiled.stats.replays < 2:
+        while self.compiled.stats.replays < 2 or self.compiled.specialisations[0].replay is None:
             self.call()
         return self
+
+    def begin(self) -> Pair:
+        """Both trainers as they were at the first `begin`, so that tests can share a capture."""
+        self.ready()
+        groups = [{k: v for k, v in t.optimizer.param_groups[0].items() if k != "params"} for t in (self.mine, self.twin)]
+        if self.first is None:
+            self.first = [(t.save(), group) for t, group in zip((self.mine, self.twin), groups, strict=True)]
+        for trainer, (kept, group) in zip((self.mine, self.twin), self.first, strict=True):
+            trainer.model.train()
+            trainer.optimizer.param_groups[0].update(group)
+            trainer.restore(kept)
+        self.calls = 100
+        return self
+
+
+@pytest.fixture(scope="session")
+def adam(forced: Forced) -> Pair:
+    return Pair(Trainer)
+
+
+@pytest.fixture(scope="session")
+def sgd(forced: Forced) -> Pair:
+    return Pair(lambda: Trainer(torch.optim.SGD, momentum=0.5))
+
+
+@pytest.fixture
+def pair(adam: Pair) -> Pair:
+    """An Adam pair that replays. Its capture serves many tests, so counters are read before and after."""
+    torch.manual_seed(7)
+    return adam.begin()
+
+
+@pytest.fixture
+def sgd_pair(sgd: Pair) -> Pair:
+    torch.manual_seed(7)
+    return sgd.begin()
 
 
 @pytest.fixture(scope="session")

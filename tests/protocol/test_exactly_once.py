@@ -103,9 +103,8 @@ def test_integer_state_is_bit_equal_over_ten_thousand_steps(forced):
     run_ledger(forced, 10_000)
 
 
-def run_training(forced: Any, new_pair: Any, new_trainer: Any, same_state: Any, close: Any, steps: int) -> None:
+def run_training(forced: Any, pair: Any, same_state: Any, close: Any, steps: int) -> None:
     choose = random.Random(6)
-    pair = new_pair(new_trainer, warmup=1).ready()
     compiled, mine = pair.compiled, pair.mine
     turn = 0
     for number in range(steps):
@@ -127,18 +126,18 @@ def run_training(forced: Any, new_pair: Any, new_trainer: Any, same_state: Any, 
     assert turn >= steps * SHARE / 2
 
 
-def test_a_forced_overflow_trains_as_the_replay_does(forced, new_pair, new_trainer, same_state, close):
-    run_training(forced, new_pair, new_trainer, same_state, close, 400)
+def test_a_forced_overflow_trains_as_the_replay_does(forced, pair, same_state, close):
+    run_training(forced, pair, same_state, close, 400)
 
 
 @pytest.mark.slow
-def test_a_forced_overflow_trains_as_the_replay_does_over_ten_thousand_steps(forced, new_pair, new_trainer, same_state, close):
-    run_training(forced, new_pair, new_trainer, same_state, close, 10_000)
+def test_a_forced_overflow_trains_as_the_replay_does_over_ten_thousand_steps(forced, pair, same_state, close):
+    run_training(forced, pair, same_state, close, 10_000)
 
 
 def test_a_real_overflow_in_every_second_batch(forced, new_pair, new_trainer):
     """Capacities from small batches, then large ones: the device finds them too small, not a forced slot."""
-    pair = new_pair(new_trainer, warmup=2, envelope=zgcompile.Envelope(headroom=1.0))
+    pair = new_pair(lambda: new_trainer(torch.optim.SGD), warmup=2, envelope=zgcompile.Envelope(headroom=1.0))
     quiet = torch.arange(2)  # isolated nodes: few rows
     for number in range(30):
         pair.call(quiet.repeat(8) if number < 4 or number % 2 else None)

@@ -42,8 +42,13 @@ class CudaGraphReplay(Replay):
         self.function: Callable[..., list[torch.Tensor]] = lowered.fx_graph
         if lowering == "inductor":
             self.function = compile_with_inductor(lowered.fx_graph, inputs)
-        self.graph = torch.cuda.CUDAGraph()
         self._capture(inputs)
+
+    def rebind(self, lifted: Sequence[torch.Tensor]) -> None:
+        """Capture again with the code as it is: it knows shapes and strides, not addresses."""
+        torch.cuda.synchronize(self.device)
+        self.bind(lifted)
+        self._capture(self._inputs())
 
     def _inputs(self) -> list[torch.Tensor]:
         launch = self.block[:WORDS_PER_SCALAR]
@@ -52,6 +57,7 @@ class CudaGraphReplay(Replay):
         return [*scalars, *self.buffers, hypers, *self.lifted, *self.gradients]
 
     def _capture(self, inputs: list[torch.Tensor]) -> None:
+        self.graph = torch.cuda.CUDAGraph()
         written = [*(self.lifted[i] for i in self.lowered.written_lifted()), *self.gradients]
         saved = [t.clone() for t in written]
         stream = torch.cuda.Stream(self.device)

@@ -128,7 +128,7 @@ class Specialisation:
             if not same_layout(self.program, lifted):
                 self.guards.retire()
                 return self.run_user_function(call)
-            self.fit(call, lifted)
+            self.rebind(lifted)
         elif self._tables_changed():
             self.fit(call, lifted)
         if not self.proven:
@@ -186,6 +186,13 @@ class Specialisation:
         self.proven = False
         self.gradients = GradientBuffers(self.replay.gradients)
         self.written = [lifted[i] for i in lowered.written_lifted()]
+
+    def rebind(self, lifted: list[torch.Tensor]) -> None:
+        """State that lies elsewhere now (`load_state_dict`, `p.data = ...`): capture again, at the same capacities."""
+        assert self.replay is not None
+        self.replay.rebind(lifted)
+        self.counters.captures += 1
+        self.written = [lifted[i] for i in self.replay.lowered.written_lifted()]
 
     def _captured_replay(self, lowered: LoweredStep, lifted: list[torch.Tensor]) -> Replay:
         """A CUDA Graph on a GPU. Where the capture fails, the lowered FX graph runs op by op from then on, with a warning: slower,

@@ -46,7 +46,7 @@ CASES = [
     Case("every second", backward(lambda x: x[::2]), (Rows("n", (4,)),)),
     Case("every third from one", lambda x: x[1::3], (Rows("n", (4,)),)),
     Case("every second column", backward(lambda x: x[:, ::2]), (Rows("n", (4,)),)),
-    Case("narrow by a count", lambda x, y: x.narrow(0, y.shape[0] - 1, 1), (Rows("n", (4,)), Rows("m"))),
+    Case("narrow by a count", lambda x, y: x.narrow(0, y.shape[0] - 1, 1), (Rows("n", (4,)), Rows("m")), batches=({"n": 9, "m": 6}, {"n": 6, "m": 2}, {"n": 5, "m": 5})),
     Case("the last rows, as many as another", lambda x, y: x[-y.shape[0] :], (Rows("n", (4,)), Rows("m")), batches=({"n": 9, "m": 6}, {"n": 6, "m": 2}, {"n": 5, "m": 4})),
     Case("a row", backward(lambda x: x[1]), (Rows("n", (4,)),)),
     Case("the last row", backward(lambda x: x[-1]), (Rows("n", (4,)),)),
