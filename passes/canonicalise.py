@@ -17,18 +17,23 @@ DROPPED_NAMES = ("profiler.", "_assert_scalar", "sym_constrain_range", "_assert_
 
 
 class Canonicalise(Pass):
-    """Removes profiler marks, runtime asserts (now device checks) and detaches; merges equal pure nodes; removes dead ones."""
+    """Removes profiler marks, runtime asserts (now device checks) and detaches; merges equal pure nodes; removes
+    dead ones."""
 
     name = "canonicalise"
 
     def apply(self, program: StepProgram) -> bool:
         graph = program.fx_graph.graph
         before = len(graph.nodes)
-        decisive = {s for c in program.conditions for s in c.expr.free_symbols} | {s for pair in program.equalities for s in pair}
+        decisive = {s for c in program.conditions for s in c.expr.free_symbols} | {
+            s for pair in program.equalities for s in pair
+        }
 
         def is_kept(node: Node) -> bool:
             """A size that a condition of the trace is about is counted even where nothing else needs it."""
-            return node.op in ("placeholder", "output") or not decisive.isdisjoint(node.meta.get("unbacked_bindings") or {})
+            return node.op in ("placeholder", "output") or not decisive.isdisjoint(
+                node.meta.get("unbacked_bindings") or {}
+            )
 
         _drop(graph)
         graph.eliminate_dead_code(is_impure_node=is_kept)
@@ -50,7 +55,8 @@ def _drop(graph: Graph) -> None:
 
 
 def _merge_equal(graph: Graph, shape_env: Any) -> None:
-    """Every op is functional here and draws carry their ordinal, so equal op and arguments mean an equal value. Two equal
+    """Every op is functional here and draws carry their ordinal, so equal op and arguments mean an equal value. Two
+    equal
     binders make one size: the later symbol is replaced by the earlier."""
     seen: dict[Any, Node] = {}
     for node in list(graph.nodes):
@@ -73,6 +79,12 @@ def _merge_equal(graph: Graph, shape_env: Any) -> None:
 
 
 def _value_key(node: Node) -> Any:
-    arguments = tree_map(lambda a: (type(a).__name__, a) if isinstance(a, (int, float, bool)) else a, (node.args, node.kwargs))
-    key = (node.target, repr(arguments), tuple(id(n) for n in tree_leaves((node.args, node.kwargs)) if isinstance(n, Node)))
+    arguments = tree_map(
+        lambda a: (type(a).__name__, a) if isinstance(a, (int, float, bool)) else a, (node.args, node.kwargs)
+    )
+    key = (
+        node.target,
+        repr(arguments),
+        tuple(id(n) for n in tree_leaves((node.args, node.kwargs)) if isinstance(n, Node)),
+    )
     return key if "empty" not in str(node.target) else None

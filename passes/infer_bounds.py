@@ -35,7 +35,8 @@ LARGEST_BITMAP = 2**31  # ids: a bitmap of 256 MiB
 
 
 def infer_bounds(program: StepProgram, observed: Observed, envelope: Envelope, tables: Mapping[int, Span]) -> Bounds:
-    """Notes `meta["span"]` on every node; `tables` gives the value range of the integer lifted inputs that the step never writes."""
+    """Notes `meta["span"]` on every node; `tables` gives the value range of the integer lifted inputs that the step
+    never writes."""
     sizes = used_as_size(program)
     caps: dict[sympy.Symbol, int] = {}
     names: dict[sympy.Symbol, str] = {}
@@ -164,7 +165,9 @@ def _id_bound(node: Node, program: StepProgram, observed: Observed) -> int | Non
 
 def _record_round_trip(program: StepProgram, node: Node, symbol: sympy.Symbol) -> None:
     found = REPLACEMENTS.get(node.target)
-    if found is not None and not (node.target is aten.repeat_interleave.Tensor and node.kwargs.get("output_size") is not None):
+    if found is not None and not (
+        node.target is aten.repeat_interleave.Tensor and node.kwargs.get("output_size") is not None
+    ):
         if reads_step_counter(program, node):
             return
         where = user_line_from_stack_trace(node.meta.get("stack_trace") or "")
@@ -172,7 +175,8 @@ def _record_round_trip(program: StepProgram, node: Node, symbol: sympy.Symbol) -
 
 
 def reads_step_counter(program: StepProgram, node: Node) -> bool:
-    """Whether `node` depends on nothing but 0-d optimizer state: eager keeps Adam's `step` on the host, so reading it waits for no device."""
+    """Whether `node` depends on nothing but 0-d optimizer state: eager keeps Adam's `step` on the host, so reading
+    it waits for no device."""
     lifted = zip(program.placeholders[program.first_lifted() :], program.lifted, strict=True)
     counters = {p for p, entry in lifted if entry.kind == "state" and p.meta["val"].dim() == 0}
     seen: set[Node] = set()

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from zgcompile.passes import lower
+from zgcompile.passes.rules.context import Context
 
 import zgcompile
 from zgcompile import Envelope
 from zgcompile.backend.replay import ReferenceReplay
 from zgcompile.frontend import compiled_step
-from zgcompile.passes import lower
-from zgcompile.passes.rules.context import Context
 from zgcompile.testing import injected_draws
 
 NODES = 40

@@ -24,12 +24,16 @@ IDS = (torch.int64, torch.int32)
 class Context:
     """The state of one run of the lowering interpreter. Counts are 0-d int64 tensors on `device`."""
 
-    def __init__(self, caps: Mapping[sympy.Symbol, int], shape_env: Any, device: torch.device, bounds: Mapping[str, int]) -> None:
+    def __init__(
+        self, caps: Mapping[sympy.Symbol, int], shape_env: Any, device: torch.device, bounds: Mapping[str, int]
+    ) -> None:
         self.caps, self.shape_env, self.device, self.id_bounds = caps, shape_env, device, bounds
         self.counts: dict[sympy.Symbol, torch.Tensor] = {}
         self.true_counts: dict[sympy.Symbol, torch.Tensor] = {}
         self.checks: list[tuple[Check, torch.Tensor]] = []
-        self.compactions: dict[tuple[int, sympy.Expr], tuple[torch.Tensor, torch.Tensor]] = {}  # (mask kept alive, positions)
+        self.compactions: dict[
+            tuple[int, sympy.Expr], tuple[torch.Tensor, torch.Tensor]
+        ] = {}  # (mask kept alive, positions)
         self.key: torch.Tensor | None = None
         self._values: dict[sympy.Basic, Any] = {}
         self._masks: dict[tuple[sympy.Basic, int], torch.Tensor] = {}
@@ -59,7 +63,9 @@ class Context:
 
     def count_tensor(self, size: SizeLike | torch.SymInt) -> torch.Tensor:
         count = self.count(size)
-        return count if isinstance(count, torch.Tensor) else torch.full((), count, dtype=torch.int64, device=self.device)
+        return (
+            count if isinstance(count, torch.Tensor) else torch.full((), count, dtype=torch.int64, device=self.device)
+        )
 
     def elements(self, sizes: Iterable[SizeLike]) -> torch.Tensor:
         """The true number of elements of these dimensions."""
@@ -120,7 +126,11 @@ class Context:
         data = value.data
         for d in value.dynamic():
             if wanted is None or d in wanted:
-                data = torch.where(self.valid(value.sizes[d], d, rank), data, torch.full((), fill, dtype=data.dtype, device=data.device))
+                data = torch.where(
+                    self.valid(value.sizes[d], d, rank),
+                    data,
+                    torch.full((), fill, dtype=data.dtype, device=data.device),
+                )
         return data
 
     def all_valid(self, value: Bounded | torch.Tensor) -> torch.Tensor | None:
@@ -160,7 +170,8 @@ class Context:
             self.counts.setdefault(root, count)
 
     def bind_output(self, node: Node, count: torch.Tensor, output: Any, dim: int) -> None:
-        """The size of `output` along `dim` is `count`: binds its symbol if it is new, else checks that the trace's size holds.
+        """The size of `output` along `dim` is `count`: binds its symbol if it is new, else checks that the trace's
+        size holds.
 
         A trace takes sizes as at least 2, so it sizes `x[:2]` as 2 rows even where the batch has one."""
         size = self.size(output.shape[dim])
@@ -173,10 +184,13 @@ class Context:
 
     # -- indices
 
-    def index(self, node: Node, index: Bounded | torch.Tensor, index_node: Any, source_size: SizeLike, wraps: bool = False) -> torch.Tensor:
+    def index(
+        self, node: Node, index: Bounded | torch.Tensor, index_node: Any, source_size: SizeLike, wraps: bool = False
+    ) -> torch.Tensor:
         """Index values that cannot fault: pads read element 0, whatever is out of range is clamped into the buffer.
 
-        A valid index out of range is a user error. `wraps`: the op takes negative indices from the end, the true one. The clamp stays
+        A valid index out of range is a user error. `wraps`: the op takes negative indices from the end, the true
+        one. The clamp stays
         where a value range is proven: once another check has failed, a "valid" value may have been read from a pad.
         """
         size = self.size(source_size)
@@ -189,7 +203,12 @@ class Context:
             limit = self.count(size)
             bad = (data < (-limit if wraps else 0)) | (data >= limit)
             mask = self.all_valid(bounded)
-            self.check((bad if mask is None else bad & mask).any(), Failure.USER_ERROR, f"index out of range in {node.target}", node)
+            self.check(
+                (bad if mask is None else bad & mask).any(),
+                Failure.USER_ERROR,
+                f"index out of range in {node.target}",
+                node,
+            )
         if bounded.pad is Pad.ANY:
             data = self.select(bounded, 0)
         if wraps and span.low < 0:

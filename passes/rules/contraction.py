@@ -1,4 +1,5 @@
-"""Matrix products: rows are independent; a contracted dynamic dimension needs zero pads on both operands (0 x NaN is NaN)."""
+"""Matrix products: rows are independent; a contracted dynamic dimension needs zero pads on both operands (0 x NaN is
+NaN)."""
 
 from __future__ import annotations
 
@@ -33,10 +34,19 @@ def product(context: Context, node: Node, left: Any, right: Any, *args: Any, **k
 @rule("addmm.default", "baddbmm.default", "addmv.default")
 def added_product(context: Context, node: Node, bias: Any, left: Any, right: Any, **kwargs: Any) -> torch.Tensor:
     if not isinstance(context.sizes_of(left)[-1], int):
-        left, right = _cleaned(context, left, [-1]), _cleaned(context, right, [0 if context.raw(right).dim() == 1 else -2])
+        left, right = (
+            _cleaned(context, left, [-1]),
+            _cleaned(context, right, [0 if context.raw(right).dim() == 1 else -2]),
+        )
     plain = {k: context.scalar(v) for k, v in kwargs.items()}
     if any(isinstance(v, torch.Tensor) for v in plain.values()):
-        return _scale(context, bias, torch.matmul(context.raw(left), context.raw(right)), plain.get("beta", 1), plain.get("alpha", 1))
+        return _scale(
+            context,
+            bias,
+            torch.matmul(context.raw(left), context.raw(right)),
+            plain.get("beta", 1),
+            plain.get("alpha", 1),
+        )
     return node.target(*context.raw((bias, left, right)), **plain)  # type: ignore[operator]
 
 
@@ -45,4 +55,3 @@ def summed_products(context: Context, node: Node, bias: Any, left: Any, right: A
     """The batch is summed over as well."""
     clean = _cleaned(context, left, [0, -1]), _cleaned(context, right, [0, -2])
     return node.target(context.raw(bias), *clean, **{k: context.scalar(v) for k, v in kwargs.items()})  # type: ignore[operator]
-

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 from zgcompile.passes.rules.context import Context
-from zgcompile.passes.rules.table import rule
+from zgcompile.passes.rules.table import refuse, rule
 
 from zgcompile.ir.bounded import Pad
 from zgcompile.ir.status import Failure
@@ -29,6 +29,12 @@ def repeat_interleave(context: Context, node: Node, repeats: Any, output_size: A
 def bincount(context: Context, node: Node, source: Any, weights: Any = None, minlength: Any = 0) -> Any:
     """Occurrences of each value; the size is max(largest + 1, minlength)."""
     values, out = context.bounded(source), node.meta["val"]
+    if weights is not None and not out.dtype.is_floating_point:
+        raise refuse(
+            node,
+            f"this torch release takes weighted counts to be {out.dtype}",
+            "use torch.zeros(k).index_add(0, index, weights)",
+        )
     cap, valid = context.cap(out.shape[0]), context.valid(values.sizes[0])
     context.check((valid & (values.data < 0)).any(), Failure.USER_ERROR, "bincount of a negative value", node)
     shortest = context.count_tensor(minlength).reshape(1)
@@ -36,4 +42,6 @@ def bincount(context: Context, node: Node, source: Any, weights: Any = None, min
     context.bind_output(node, largest, out, 0)
     place = torch.where(valid & (values.data >= 0) & (values.data < cap), values.data, cap).to(torch.int64)
     weight = valid if weights is None else context.select(weights, 0)
-    return torch.zeros(cap + 1, dtype=out.dtype, device=out.device).scatter_add(0, place, weight.to(out.dtype))[:cap], Pad.ZERO
+    return torch.zeros(cap + 1, dtype=out.dtype, device=out.device).scatter_add(0, place, weight.to(out.dtype))[
+        :cap
+    ], Pad.ZERO

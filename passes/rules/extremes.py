@@ -1,4 +1,5 @@
-"""Largest and smallest elements: pads become the value that never wins. Eager refuses an empty reduction, so does the status."""
+"""Largest and smallest elements: pads become the value that never wins. Eager refuses an empty reduction, so does
+the status."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ def arg_extreme(context: Context, node: Node, source: Bounded, dim: Any = None, 
 
 
 @rule("aminmax.default")
-def aminmax(context: Context, node: Node, source: Bounded, *, dim: Any = None, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def aminmax(
+    context: Context, node: Node, source: Bounded, *, dim: Any = None, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     dims = reduced_dims(source, dim)
     context.check_not_empty(node, [source.sizes[d] for d in dims])
     low, high = (context.select(source, fill(source.dtype), dims) for fill in (largest, lowest))

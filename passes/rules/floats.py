@@ -1,4 +1,5 @@
-"""Arithmetic on SymFloats (hyperparameters, `.item()` of a float): float64 on the device, as Python does it on the host."""
+"""Arithmetic on SymFloats (hyperparameters, `.item()` of a float): float64 on the device, as Python does it on the
+host."""
 
 from __future__ import annotations
 

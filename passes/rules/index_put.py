@@ -18,7 +18,9 @@ from zgcompile.ir.status import Failure
 
 
 @rule("index_put.default")
-def index_put(context: Context, node: Node, target: Any, indices: list[Any], values: Any, accumulate: bool = False) -> torch.Tensor:
+def index_put(
+    context: Context, node: Node, target: Any, indices: list[Any], values: Any, accumulate: bool = False
+) -> torch.Tensor:
     """The indexed dimensions to the front and into one, so that one flat row index remains."""
     used = [d for d, i in enumerate(indices) if i is not None]
     if any(indices[d].dtype in MASKS for d in used):
@@ -40,7 +42,9 @@ def index_put(context: Context, node: Node, target: Any, indices: list[Any], val
     return written.reshape(front.shape).permute([(used + rest).index(d) for d in range(data.dim())])
 
 
-def _rows(values: torch.Tensor, index_shape: Sequence[int], shape: Sequence[int], used: list[int], rest: list[int]) -> torch.Tensor:
+def _rows(
+    values: torch.Tensor, index_shape: Sequence[int], shape: Sequence[int], used: list[int], rest: list[int]
+) -> torch.Tensor:
     """Values broadcast to [index shape, rest]: adjacent indices put theirs where they stand, others in front."""
     lead = [d for d in rest if d < used[0]] if used == list(range(used[0], used[-1] + 1)) else []
     tail = rest[len(lead) :]
@@ -48,7 +52,15 @@ def _rows(values: torch.Tensor, index_shape: Sequence[int], shape: Sequence[int]
     return wide.movedim(list(range(len(lead))), [len(index_shape) + k for k in range(len(lead))])
 
 
-def _write(context: Context, flat: torch.Tensor, place: torch.Tensor, rows: torch.Tensor, indices: list[Any], masks: list[torch.Tensor], accumulate: bool) -> torch.Tensor:
+def _write(
+    context: Context,
+    flat: torch.Tensor,
+    place: torch.Tensor,
+    rows: torch.Tensor,
+    indices: list[Any],
+    masks: list[torch.Tensor],
+    accumulate: bool,
+) -> torch.Tensor:
     valid = masks[0]
     for mask in masks[1:]:
         valid = valid & mask
@@ -61,10 +73,14 @@ def _write(context: Context, flat: torch.Tensor, place: torch.Tensor, rows: torc
     if len(indices) == 1 and only.dim() == 1:
         return torch.ops.zgcompile.index_put(flat, place, rows, context.count_tensor(only.sizes[0]))
     # The op skips what lies outside [0, rows).
-    return torch.ops.zgcompile.index_put(flat, torch.where(valid, place.reshape(-1), -1), rows, context.count_tensor(valid.shape[0]))
+    return torch.ops.zgcompile.index_put(
+        flat, torch.where(valid, place.reshape(-1), -1), rows, context.count_tensor(valid.shape[0])
+    )
 
 
-def _masked_put(context: Context, node: Node, target: Any, indices: list[Any], values: Any, accumulate: bool) -> torch.Tensor:
+def _masked_put(
+    context: Context, node: Node, target: Any, indices: list[Any], values: Any, accumulate: bool
+) -> torch.Tensor:
     """`target[mask] = values`: each True element takes the value of its rank, so no scatter is needed."""
     used = [d for d, i in enumerate(indices) if i is not None]
     if len(used) != 1:
@@ -80,7 +96,11 @@ def _masked_put(context: Context, node: Node, target: Any, indices: list[Any], v
         rows = rows.movedim(column, 0)
         rows = rows.reshape(rows.shape[0], *[1] * (behind - rows.dim() + 1), *rows.shape[1:])
         if rows.shape[0] != 1:
-            rows = rows_at(rows, 0, true_rank(flags).reshape(-1)).reshape(*flags.shape, *rows.shape[1:]) if rows.shape[0] else data
+            rows = (
+                rows_at(rows, 0, true_rank(flags).reshape(-1)).reshape(*flags.shape, *rows.shape[1:])
+                if rows.shape[0]
+                else data
+            )
     wide = flags.reshape(*flags.shape, *[1] * behind)
     written = torch.where(wide, (data + rows if accumulate else rows).to(data.dtype), data)
     return written.movedim(list(range(flags.dim())), list(range(at, at + flags.dim())))
@@ -100,10 +120,16 @@ def masked_scatter(context: Context, node: Node, target: Any, mask: Any, source:
     data, values = context.raw(target), context.bounded(source)
     if any(d > 0 for d in values.dynamic()):
         raise refuse(node, "values whose dynamic dimension is not the leading one", "transpose them first")
-    masked = mask if isinstance(mask, Bounded) or not isinstance(target, Bounded) else Bounded(mask.expand(data.shape), target.sizes)
+    masked = (
+        mask
+        if isinstance(mask, Bounded) or not isinstance(target, Bounded)
+        else Bounded(mask.expand(data.shape), target.sizes)
+    )
     flags = context.select(masked, False).expand(data.shape)
     flags = context.select(Bounded(flags, target.sizes), False) if isinstance(target, Bounded) else flags
-    context.check(flags.sum() > context.elements(values.sizes), Failure.USER_ERROR, "too few values in masked_scatter", node)
+    context.check(
+        flags.sum() > context.elements(values.sizes), Failure.USER_ERROR, "too few values in masked_scatter", node
+    )
     taken = rows_at(values.data.reshape(-1), 0, true_rank(flags).reshape(-1)).reshape(data.shape)
     return torch.where(flags, taken, data)
 
@@ -128,6 +154,8 @@ def put(context: Context, node: Node, target: Any, index: Any, source: Any, accu
         raise refuse(node, "put into a dynamic tensor", "assign through an index: x[i] = v")
     safe = context.index(node, index, node.args[1], target.numel(), wraps=True).reshape(-1)
     valid = context.all_valid(index)
-    valid = torch.ones_like(safe, dtype=torch.bool) if valid is None else valid.expand(context.raw(index).shape).reshape(-1)
+    valid = (
+        torch.ones_like(safe, dtype=torch.bool) if valid is None else valid.expand(context.raw(index).shape).reshape(-1)
+    )
     rows = context.raw(source).reshape(-1)
     return _write(context, target.reshape(-1), safe, rows, [index, index], [valid], accumulate).reshape(target.shape)

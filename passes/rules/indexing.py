@@ -64,10 +64,15 @@ def index(context: Context, node: Node, source: Any, indices: list[Any]) -> Any:
     masked = [d for d, i in used if i.dtype in MASKS]
     if not masked:
         sizes = context.sizes_of(source)
-        safe = [None if i is None else context.index(node, i, node.args[1][d], sizes[d], wraps=True) for d, i in enumerate(indices)]  # type: ignore[index]
+        safe = [
+            None if i is None else context.index(node, i, node.args[1][d], sizes[d], wraps=True)
+            for d, i in enumerate(indices)
+        ]  # type: ignore[index]
         return _read(source, torch.ops.aten.index.Tensor(context.raw(source), safe))
     if len(used) > 1:
-        raise refuse(node, "a boolean mask together with other indices", "select with the mask first, then index the result")
+        raise refuse(
+            node, "a boolean mask together with other indices", "select with the mask first, then index the result"
+        )
     at, mask = used[0]
     data, rank = context.raw(source), mask.dim()
     flat = data.reshape(*data.shape[:at], -1, *data.shape[at + rank :])

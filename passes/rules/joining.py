@@ -51,7 +51,9 @@ def split(context: Context, node: Node, source: Bounded, length: Any, dim: int =
 
 
 @rule("split_with_sizes.default")
-def split_with_sizes(context: Context, node: Node, source: Any, lengths: list[Any], dim: int = 0) -> tuple[torch.Tensor, ...]:
+def split_with_sizes(
+    context: Context, node: Node, source: Any, lengths: list[Any], dim: int = 0
+) -> tuple[torch.Tensor, ...]:
     """Each piece starts at the true end of the one before."""
     del node
     data, start, pieces = context.raw(source), 0, []
@@ -69,7 +71,11 @@ def constant_pad(context: Context, node: Node, source: Bounded, widths: list[Any
         raise refuse(node, "padding by a device width", "use torch.cat with torch.full")
     fill = context.scalar(value)
     data = torch.constant_pad_nd(source.data, widths, 0)
-    filled = torch.full((), fill, dtype=data.dtype, device=data.device) if not isinstance(fill, torch.Tensor) else fill.to(data.dtype)
+    filled = (
+        torch.full((), fill, dtype=data.dtype, device=data.device)
+        if not isinstance(fill, torch.Tensor)
+        else fill.to(data.dtype)
+    )
     inside = None
     for d in range(source.dim()):
         k = 2 * (source.dim() - 1 - d)

@@ -22,7 +22,9 @@ def _targets(context: Context, scores: Any, target: Any, ignore: int) -> tuple[t
 
 
 @rule("nll_loss_forward.default")
-def nll_loss_forward(context: Context, node: Node, scores: Any, target: Any, weight: Any, reduction: int, ignore: int) -> Any:
+def nll_loss_forward(
+    context: Context, node: Node, scores: Any, target: Any, weight: Any, reduction: int, ignore: int
+) -> Any:
     clean, wrong = _targets(context, scores, target, ignore)
     span = span_of(node.args[1])
     if not (span.low >= 0 and span.high <= context.raw(scores).shape[-1]):
@@ -31,7 +33,19 @@ def nll_loss_forward(context: Context, node: Node, scores: Any, target: Any, wei
 
 
 @rule("nll_loss_backward.default")
-def nll_loss_backward(context: Context, node: Node, grad: Any, scores: Any, target: Any, weight: Any, reduction: int, ignore: int, total: Any) -> Any:
+def nll_loss_backward(
+    context: Context,
+    node: Node,
+    grad: Any,
+    scores: Any,
+    target: Any,
+    weight: Any,
+    reduction: int,
+    ignore: int,
+    total: Any,
+) -> Any:
     """Rows of ignored targets get no gradient at all."""
     clean, _ = _targets(context, scores, target, ignore)
-    return node.target(context.raw(grad), context.raw(scores), clean, context.raw(weight), reduction, ignore, total), Pad.ZERO  # type: ignore[operator]
+    return node.target(
+        context.raw(grad), context.raw(scores), clean, context.raw(weight), reduction, ignore, total
+    ), Pad.ZERO  # type: ignore[operator]

@@ -14,7 +14,8 @@ from zgcompile.ir.bounded import Bounded, Pad
 
 
 def compact(context: Context, node: Node, mask: Bounded | torch.Tensor, at: int = 0) -> torch.Tensor:
-    """Flat positions of the True elements of `mask`, at the cap of the symbol that `node` gives their number (dimension `at`)."""
+    """Flat positions of the True elements of `mask`, at the cap of the symbol that `node` gives their number
+    (dimension `at`)."""
     output = node.meta["val"]
     born = list(node.meta.get("unbacked_bindings") or {})
     symbol = born[0] if born else context.size(output.shape[at])
@@ -38,7 +39,9 @@ def _flattened(context: Context, mask: Bounded | torch.Tensor) -> tuple[torch.Te
     """The flags in one dimension and how many of them count: pads are behind that number, or False."""
     flags = context.bounded(mask)
     if flags.dynamic() == [0]:
-        return flags.data.to(torch.bool).reshape(-1), context.count_tensor(flags.sizes[0]) * math.prod(flags.data.shape[1:])
+        return flags.data.to(torch.bool).reshape(-1), context.count_tensor(flags.sizes[0]) * math.prod(
+            flags.data.shape[1:]
+        )
     data = context.select(flags, False).to(torch.bool)
     return data.reshape(-1), torch.full((), data.numel(), dtype=torch.int64, device=data.device)
 
@@ -47,7 +50,13 @@ def _flattened(context: Context, mask: Bounded | torch.Tensor) -> tuple[torch.Te
 def nonzero(context: Context, node: Node, source: Any) -> Any:
     """Positions of nonzero elements: one compaction, then the index of each dimension."""
     data = context.raw(source)
-    flags = source if data.dtype == torch.bool else Bounded(data != 0, source.sizes) if isinstance(source, Bounded) else data != 0
+    flags = (
+        source
+        if data.dtype == torch.bool
+        else Bounded(data != 0, source.sizes)
+        if isinstance(source, Bounded)
+        else data != 0
+    )
     positions = compact(context, node, flags)
     columns = []
     for size in reversed(data.shape):

@@ -22,18 +22,22 @@ ZERO_PRESERVING = {
 
 @rule(
     "abs.default", "add.Tensor", "add.Scalar", "sub.Tensor", "rsub.Scalar", "rsub.Tensor", "mul.Tensor", "mul.Scalar",
-    "div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode", "_to_copy.default", "clone.default",
+    "div.Tensor", "div.Scalar", "div.Tensor_mode", "_to_copy.default", "clone.default",
     "native_dropout_backward.default", "masked_fill.Scalar", "masked_fill.Tensor", "where.self",
     "threshold_backward.default", "addcmul.default", "addcdiv.default", "lerp.Scalar", "lerp.Tensor",
-    "leaky_relu_backward.default", "elu_backward.default", "gelu_backward.default", "sigmoid_backward.default", "tanh_backward.default",
+    "leaky_relu.default", "leaky_relu_backward.default", "elu_backward.default",
+    "gelu_backward.default", "sigmoid_backward.default", "tanh_backward.default",
     "softplus_backward.default", "hardtanh_backward.default", "log_sigmoid_forward.default",
-    "log_sigmoid_backward.default", "fill.Scalar", "fill.Tensor", "_prelu_kernel.default", "glu.default", "glu_backward.default",
+    "log_sigmoid_backward.default", "fill.Scalar", "fill.Tensor", "_prelu_kernel.default",
+    "glu.default", "glu_backward.default",
     "_prelu_kernel_backward.default", "hardswish.default", "hardswish_backward.default", "hardsigmoid.default",
     "hardsigmoid_backward.default", "floor_divide.default",
 )  # fmt: skip
 def elementwise(context: Context, node: Node, *args: Any, **kwargs: Any) -> Any:
     """Any op that ATen tags pointwise; listed are those that some torch release does not tag."""
-    operands, options = tree_map(lambda v: _value(context, node, v), (args, kwargs), is_leaf=lambda v: isinstance(v, SYMBOLIC))
+    operands, options = tree_map(
+        lambda v: _value(context, node, v), (args, kwargs), is_leaf=lambda v: isinstance(v, SYMBOLIC)
+    )
     target = node.target
     if _has_symbolic_scalar((args, kwargs)):
         if target in SCALED:

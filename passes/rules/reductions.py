@@ -37,7 +37,16 @@ def _named(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], name: str)
     return dict(zip(names, args, strict=False)).get(name, kwargs.get(name))
 
 
-@rule("sum.default", "sum.dim_IntList", "any.default", "any.dim", "any.dims", "count_nonzero.default", "count_nonzero.dim_IntList", "nansum.default")
+@rule(
+    "sum.default",
+    "sum.dim_IntList",
+    "any.default",
+    "any.dim",
+    "any.dims",
+    "count_nonzero.default",
+    "count_nonzero.dim_IntList",
+    "nansum.default",
+)
 def total(context: Context, node: Node, source: Bounded, *args: Any, **kwargs: Any) -> Any:
     """Zero and False add nothing."""
     dims = reduced_dims(source, _named(node, args, kwargs, "dim"))
@@ -53,7 +62,8 @@ def product(context: Context, node: Node, source: Bounded, *args: Any, **kwargs:
 
 @rule("mean.default", "mean.dim")
 def mean(context: Context, node: Node, source: Bounded, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """The sum over valid elements, divided by their true number (NaN for none, as in eager). Half types sum in float32, as ATen does."""
+    """The sum over valid elements, divided by their true number (NaN for none, as in eager). Half types sum in
+    float32, as ATen does."""
     dims = reduced_dims(source, _named(node, args, kwargs, "dim"))
     if is_plain(source, dims):
         return applied(context, node, source.data, args, kwargs)

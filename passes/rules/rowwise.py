@@ -29,7 +29,18 @@ def layer_norm(context: Context, node: Node, source: Bounded, shape: Any, weight
 
 
 @rule("native_layer_norm_backward.default")
-def layer_norm_backward(context: Context, node: Node, grad: Any, source: Any, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any, mask: Any) -> Any:
+def layer_norm_backward(
+    context: Context,
+    node: Node,
+    grad: Any,
+    source: Any,
+    shape: Any,
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    bias: Any,
+    mask: Any,
+) -> Any:
     """The gradients of weight and bias sum over rows: zero both factors on pads, whose rstd may be infinite."""
     _refuse_normalised(node, "layer norm", source, shape)
     zeroed = [context.select(v, 0) for v in (grad, source)]
@@ -45,7 +56,9 @@ def group_norm(context: Context, node: Node, source: Bounded, weight: Any, bias:
 
 
 @rule("native_group_norm_backward.default")
-def group_norm_backward(context: Context, node: Node, grad: Any, source: Any, mean: Any, rstd: Any, weight: Any, *sizes: Any) -> Any:
+def group_norm_backward(
+    context: Context, node: Node, grad: Any, source: Any, mean: Any, rstd: Any, weight: Any, *sizes: Any
+) -> Any:
     """As for layer norm."""
     zeroed = [context.select(v, 0) for v in (grad, source, mean, rstd)]
     return node.target(*zeroed, context.raw(weight), *context.raw(sizes))  # type: ignore[operator]

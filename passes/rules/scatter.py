@@ -13,7 +13,9 @@ from zgcompile.ir.bounded import Bounded
 
 
 @rule("index_add.default")
-def index_add(context: Context, node: Node, target: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> torch.Tensor:
+def index_add(
+    context: Context, node: Node, target: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1
+) -> torch.Tensor:
     """Pads, whose values are zero, are spread over the rows, so that no one row collects their atomics."""
     size = context.sizes_of(target)[dim]
     safe = context.index(node, index, node.args[2], size)
@@ -21,7 +23,9 @@ def index_add(context: Context, node: Node, target: Any, dim: int, index: Any, s
         spread = torch.arange(safe.shape[0], device=safe.device) % max(context.cap(size), 1)
         safe = torch.where(context.valid(index.sizes[0]), safe, spread.to(safe.dtype))
     values, alpha = context.select(source, 0, [dim]), context.scalar(alpha)
-    return context.raw(target).index_add(dim, safe, values if isinstance(alpha, (int, float)) and alpha == 1 else (values * alpha).to(values.dtype))
+    return context.raw(target).index_add(
+        dim, safe, values if isinstance(alpha, (int, float)) and alpha == 1 else (values * alpha).to(values.dtype)
+    )
 
 
 @rule("scatter_add.default")
@@ -29,7 +33,9 @@ def scatter_add(context: Context, node: Node, target: Any, dim: int, index: Any,
     safe = context.index(node, index, node.args[2], context.sizes_of(target)[dim])
     values = _at_index(context.raw(source), safe)
     mask = context.all_valid(index)
-    values = values if mask is None else torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
+    values = (
+        values if mask is None else torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
+    )
     return context.raw(target).scatter_add(dim, safe, values)
 
 
@@ -42,7 +48,9 @@ def _at_index(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 @rule("scatter_reduce.two", "scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce")
-def scatter(context: Context, node: Node, target: Any, dim: int, index: Any, source: Any, *mode: Any, **options: Any) -> torch.Tensor:
+def scatter(
+    context: Context, node: Node, target: Any, dim: int, index: Any, source: Any, *mode: Any, **options: Any
+) -> torch.Tensor:
     """An identity for pads would do for sums, not for the count of a mean: they go to the dump row."""
     data, safe = _dumped(context, node, target, dim, index)
     is_tensor = isinstance(source, (Bounded, torch.Tensor))
@@ -64,7 +72,9 @@ def _dumped(context: Context, node: Node, target: Any, dim: int, index: Any) -> 
 
 
 @rule("index_copy.default", "index_reduce.default")
-def index_copy(context: Context, node: Node, target: Any, dim: int, index: Any, source: Any, *mode: Any, **options: Any) -> torch.Tensor:
+def index_copy(
+    context: Context, node: Node, target: Any, dim: int, index: Any, source: Any, *mode: Any, **options: Any
+) -> torch.Tensor:
     data, safe = _dumped(context, node, target, dim, index)
     return node.target(data, dim, safe, context.raw(source), *mode, **options).narrow(dim, 0, data.shape[dim] - 1)  # type: ignore[operator]
 
@@ -79,7 +89,9 @@ def index_fill(context: Context, node: Node, target: Any, dim: int, index: Any, 
 
 
 @rule("embedding_dense_backward.default")
-def embedding_dense_backward(context: Context, node: Node, grad: Any, index: Any, rows: int, padding: int, by_frequency: bool) -> torch.Tensor:
+def embedding_dense_backward(
+    context: Context, node: Node, grad: Any, index: Any, rows: int, padding: int, by_frequency: bool
+) -> torch.Tensor:
     """Pad rows carry a zero gradient."""
     if by_frequency:
         raise refuse(node, "scale_grad_by_freq with a dynamic batch", "leave scale_grad_by_freq off")

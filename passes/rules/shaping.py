@@ -33,7 +33,11 @@ def scalar_tensor(context: Context, node: Node, value: Any, **kwargs: Any) -> to
     """A number from the device as a 0-d tensor."""
     del kwargs
     out, number = node.meta["val"], context.scalar(value)
-    return number.to(out.dtype) if isinstance(number, torch.Tensor) else torch.full((), number, dtype=out.dtype, device=out.device)
+    return (
+        number.to(out.dtype)
+        if isinstance(number, torch.Tensor)
+        else torch.full((), number, dtype=out.dtype, device=out.device)
+    )
 
 
 @rule("full.default", "new_full.default", "full_like.default")
@@ -60,7 +64,10 @@ def repeat(context: Context, node: Node, source: Any, repeats: Any) -> torch.Ten
     """Copies of a dynamic dimension follow each other without pads in between."""
     bounded, data = context.bounded(source), context.raw(source)
     lead = len(repeats) - bounded.dim()
-    static = [1 if d >= lead and not isinstance(bounded.sizes[d - lead], int) else context.raw(r) for d, r in enumerate(repeats)]
+    static = [
+        1 if d >= lead and not isinstance(bounded.sizes[d - lead], int) else context.raw(r)
+        for d, r in enumerate(repeats)
+    ]
     data = data.repeat(static)
     for d in bounded.dynamic():
         if isinstance(repeats[lead + d], Size) or repeats[lead + d] != 1:
@@ -98,9 +105,19 @@ def by_place(context: Context, node: Node, source: Any, *args: Any) -> torch.Ten
 
 @rule("squeeze.default", "squeeze.dim", "squeeze.dims")
 def squeeze(context: Context, node: Node, source: Bounded, dim: Any = None) -> Any:
-    """Static dimensions of size one go. Eager drops a dynamic one that happens to be one too: such a batch is not the traced step."""
-    dims = range(source.dim()) if dim is None else [d % source.dim() for d in (dim if isinstance(dim, (list, tuple)) else [dim])]
+    """Static dimensions of size one go. Eager drops a dynamic one that happens to be one too: such a batch is not
+    the traced step."""
+    dims = (
+        range(source.dim())
+        if dim is None
+        else [d % source.dim() for d in (dim if isinstance(dim, (list, tuple)) else [dim])]
+    )
     for d in dims:
         if not isinstance(source.sizes[d], int):
-            context.check(context.count_tensor(source.sizes[d]) == 1, Failure.PRECONDITION, "squeeze of a dimension of size 1", node)
+            context.check(
+                context.count_tensor(source.sizes[d]) == 1,
+                Failure.PRECONDITION,
+                "squeeze of a dimension of size 1",
+                node,
+            )
     return source.data.reshape(context.caps_of(node.meta["val"].shape)), source.pad

@@ -1,4 +1,5 @@
-"""Slices and single places of a dimension, read and written: starts, ends and negative places count from the true size."""
+"""Slices and single places of a dimension, read and written: starts, ends and negative places count from the true
+size."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ OPEN_END = 2**62  # what `x[a:]` has for an end is at least this
 
 
 @rule("slice.Tensor")
-def slice_(context: Context, node: Node, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
+def slice_(
+    context: Context, node: Node, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> Any:
     """From a static start a view of the buffer, from a device start a gather."""
     out, data, size = node.meta["val"], context.raw(source), context.sizes_of(source)[dim]
     dim %= out.dim()
@@ -26,7 +29,9 @@ def slice_(context: Context, node: Node, source: Any, dim: int = 0, start: Any =
         return node.target(data, dim, start, end, step)  # type: ignore[operator]
     first, last = _place(context, start, size, 0), _place(context, end, size, None)
     if not (_is_open_start(start) and _is_open_end(end) and step == 1):
-        context.bind_output(node, torch.div(last - first + (step - 1), step, rounding_mode="floor").clamp(min=0), out, dim)
+        context.bind_output(
+            node, torch.div(last - first + (step - 1), step, rounding_mode="floor").clamp(min=0), out, dim
+        )
     cap = context.cap(out.shape[dim])
     front = start or 0
     if step == 1 and isinstance(front, int) and front >= 0 and front + cap <= data.shape[dim]:
@@ -35,7 +40,8 @@ def slice_(context: Context, node: Node, source: Any, dim: int = 0, start: Any =
 
 
 def _pad_of_cut(source: Any) -> Pad:
-    """Behind the cut come valid elements of the source, so zero pads do not stay zero; what is in range stays in range."""
+    """Behind the cut come valid elements of the source, so zero pads do not stay zero; what is in range stays in
+    range."""
     return Pad.IN_RANGE if isinstance(source, Bounded) and source.pad is not Pad.ANY else Pad.ANY
 
 
@@ -86,11 +92,22 @@ def select_scatter(context: Context, node: Node, target: Any, source: Any, dim: 
 
 
 @rule("slice_scatter.default")
-def slice_scatter(context: Context, node: Node, target: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> torch.Tensor:
+def slice_scatter(
+    context: Context,
+    node: Node,
+    target: Any,
+    source: Any,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: Any = 1,
+) -> torch.Tensor:
     """Row j of the target takes row (j - start) / step of the source while j is in the slice."""
     data, values, size = context.raw(target), context.raw(source), context.sizes_of(target)[dim]
     if not isinstance(step, int):
-        raise refuse(node, "an assignment to a slice with a device step", "assign through start + step * torch.arange(k)")
+        raise refuse(
+            node, "an assignment to a slice with a device step", "assign through start + step * torch.arange(k)"
+        )
     if isinstance(size, int) and not isinstance(start, Size) and not isinstance(end, Size):
         return node.target(data, values, dim, start, end, step)  # type: ignore[operator]
     first, last = _place(context, start, size, 0), _place(context, end, size, None)

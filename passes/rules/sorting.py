@@ -33,13 +33,23 @@ def sort(context: Context, node: Node, source: Bounded, dim: int = -1, descendin
 
 
 @rule("sort.stable")
-def stable_sort(context: Context, node: Node, source: Bounded, *, stable: Any = None, dim: int = -1, descending: bool = False) -> Any:
+def stable_sort(
+    context: Context, node: Node, source: Bounded, *, stable: Any = None, dim: int = -1, descending: bool = False
+) -> Any:
     del node, stable
     return _sorted(context, source, dim, descending)
 
 
 @rule("topk.default")
-def topk(context: Context, node: Node, source: Bounded, k: Any, dim: int = -1, is_largest: bool = True, is_sorted: bool = True) -> Any:
+def topk(
+    context: Context,
+    node: Node,
+    source: Bounded,
+    k: Any,
+    dim: int = -1,
+    is_largest: bool = True,
+    is_sorted: bool = True,
+) -> Any:
     """k static; fewer valid values than k are eager's error too."""
     if isinstance(k, Size):
         raise refuse(node, "a device k", "sort, then slice the first k")
@@ -55,24 +65,43 @@ def topk(context: Context, node: Node, source: Bounded, k: Any, dim: int = -1, i
 
 
 @rule("searchsorted.Tensor")
-def searchsorted(context: Context, node: Node, sequence: Any, values: Any, *, sorter: Any = None, **options: Any) -> torch.Tensor:
-    """A dynamic sequence ends in the largest value (NaN would send a binary search past it), and no answer is above its true length."""
+def searchsorted(
+    context: Context, node: Node, sequence: Any, values: Any, *, sorter: Any = None, **options: Any
+) -> torch.Tensor:
+    """A dynamic sequence ends in the largest value (NaN would send a binary search past it), and no answer is above
+    its true length."""
     if sorter is not None:
         places = context.index(node, sorter, node.kwargs["sorter"], context.sizes_of(sequence)[-1])
         data = context.raw(sequence).gather(-1, places)
         sequence = Bounded(data, sequence.sizes) if isinstance(sequence, Bounded) else data
-    return _search(context, node, sequence, context.raw(values), options, lambda s, v, o: torch.ops.aten.searchsorted.Tensor(s, v, **o))
+    return _search(
+        context,
+        node,
+        sequence,
+        context.raw(values),
+        options,
+        lambda s, v, o: torch.ops.aten.searchsorted.Tensor(s, v, **o),
+    )
 
 
 @rule("searchsorted.Scalar")
-def searchsorted_scalar(context: Context, node: Node, sequence: Any, value: Any, *, sorter: Any = None, **options: Any) -> torch.Tensor:
+def searchsorted_scalar(
+    context: Context, node: Node, sequence: Any, value: Any, *, sorter: Any = None, **options: Any
+) -> torch.Tensor:
     wanted = _as_tensor(context, value, context.raw(sequence))
     return searchsorted(context, node, sequence, wanted, sorter=sorter, **options)
 
 
 @rule("bucketize.Tensor")
 def bucketize(context: Context, node: Node, values: Any, boundaries: Any, **options: Any) -> torch.Tensor:
-    return _search(context, node, boundaries, context.raw(values), options, lambda s, v, o: torch.ops.aten.bucketize.Tensor(v, s, **o))
+    return _search(
+        context,
+        node,
+        boundaries,
+        context.raw(values),
+        options,
+        lambda s, v, o: torch.ops.aten.bucketize.Tensor(v, s, **o),
+    )
 
 
 def _as_tensor(context: Context, value: Any, like: torch.Tensor) -> torch.Tensor:
@@ -82,7 +111,9 @@ def _as_tensor(context: Context, value: Any, like: torch.Tensor) -> torch.Tensor
     return torch.full((), value, dtype=like.dtype, device=like.device)
 
 
-def _search(context: Context, node: Node, sequence: Any, values: torch.Tensor, options: dict[str, Any], op: Any) -> torch.Tensor:
+def _search(
+    context: Context, node: Node, sequence: Any, values: torch.Tensor, options: dict[str, Any], op: Any
+) -> torch.Tensor:
     del node
     if not isinstance(sequence, Bounded) or isinstance(sequence.sizes[-1], int):
         return op(context.raw(sequence), values, options)
@@ -91,7 +122,9 @@ def _search(context: Context, node: Node, sequence: Any, values: torch.Tensor, o
 
 
 @rule("isin.Tensor_Tensor")
-def isin(context: Context, node: Node, elements: Any, tests: Any, *, assume_unique: bool = False, invert: bool = False) -> torch.Tensor:
+def isin(
+    context: Context, node: Node, elements: Any, tests: Any, *, assume_unique: bool = False, invert: bool = False
+) -> torch.Tensor:
     """A search in the sorted tests, pads last; what lies behind their true number is not found."""
     del node, assume_unique
     data, wanted = context.bounded(tests), context.raw(elements)

@@ -144,7 +144,9 @@ def _positions(node: Node, bounds: SizeBounds) -> Span:
 
 def _filled(node: Node, bounds: SizeBounds) -> Span:
     del bounds
-    fill = {"zeros": 0, "new_zeros": 0, "zeros_like": 0, "ones": 1, "new_ones": 1, "ones_like": 1}.get(node.target._opname)  # type: ignore[union-attr]
+    fill = {"zeros": 0, "new_zeros": 0, "zeros_like": 0, "ones": 1, "new_ones": 1, "ones_like": 1}.get(
+        node.target._opname
+    )  # type: ignore[union-attr]
     value = fill if fill is not None else node.args[-1] if "full" in node.target._opname else None  # type: ignore[union-attr]
     return _value(value) if isinstance(value, int) else UNKNOWN
 
@@ -216,9 +218,12 @@ def _extreme(node: Node, bounds: SizeBounds) -> Span:
 
 
 _SAME = (
-    "index.Tensor", "index_select.default", "gather.default", "slice.Tensor", "select.int", "view.default", "_unsafe_view.default",
-    "reshape.default", "expand.default", "clone.default", "unsqueeze.default", "squeeze.dim", "squeeze.dims", "squeeze.default",
-    "t.default", "permute.default", "transpose.int", "flip.default", "repeat.default", "masked_select.default", "amax.default",
+    "index.Tensor", "index_select.default", "gather.default", "slice.Tensor", "select.int",
+    "view.default", "_unsafe_view.default",
+    "reshape.default", "expand.default", "clone.default", "unsqueeze.default", "squeeze.dim",
+    "squeeze.dims", "squeeze.default",
+    "t.default", "permute.default", "transpose.int", "flip.default", "repeat.default",
+    "masked_select.default", "amax.default",
     "amin.default", "max.default", "min.default", "unbind.int", "split.Tensor",
 )  # fmt: skip
 _RULES: list[tuple[tuple[str, ...], Callable[[Node, SizeBounds], Span]]] = [
@@ -233,11 +238,23 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Node, SizeBounds], Span]]] = [
     (("sum.default", "sum.dim_IntList", "cumsum.default"), _total),
     (("repeat_interleave.Tensor",), _rows),
     (("nonzero.default",), _positions),
-    (("zeros.default", "new_zeros.default", "zeros_like.default", "ones.default", "ones_like.default", "full.default", "full_like.default", "new_full.default"), _filled),
+    (
+        (
+            "zeros.default",
+            "new_zeros.default",
+            "zeros_like.default",
+            "ones.default",
+            "ones_like.default",
+            "full.default",
+            "full_like.default",
+            "new_full.default",
+        ),
+        _filled,
+    ),
     (("argmax.default", "argmin.default"), _arg_extreme),
     (("index_put.default", "scatter.src", "scatter.value"), _written),
     (("remainder.Scalar",), _remainder),
-    (("floor_divide.default", "div.Tensor_mode", "div.Scalar_mode"), _floor),
+    (("floor_divide.default", "div.Tensor_mode"), _floor),
     (("_to_copy.default",), _cast),
     (("argsort.default", "argsort.stable"), _places),
     (("searchsorted.Tensor", "bucketize.Tensor"), _found),
@@ -259,7 +276,11 @@ def transfer(node: Node, bounds: SizeBounds) -> None:
         size = bounds.expr(value[0].shape[0])
         cap = upper_bound(size, bounds.caps)
         counted = _make(0, bounds.numel(node.args[0]) + 1)  # type: ignore[arg-type]
-        node.meta["spans"] = [span_of(node.args[0]), _make(0, max(cap, 1), None if isinstance(size, int) else size), counted]
+        node.meta["spans"] = [
+            span_of(node.args[0]),
+            _make(0, max(cap, 1), None if isinstance(size, int) else size),
+            counted,
+        ]
     elif node.target in (aten.sort.default, aten.sort.stable, aten.topk.default):
         node.meta["spans"] = [span_of(node.args[0]), _places(node, bounds)]
     elif node.target is operator.getitem:

@@ -16,7 +16,8 @@ from zgcompile.ir.source import user_line_from_stack_trace
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
 MODULES = (
-    "arguments", "contraction", "counting", "draws", "extremes", "index_put", "indexing", "joining", "losses", "masks", "pointwise",
+    "arguments", "contraction", "counting", "draws", "extremes", "index_put", "indexing",
+    "joining", "losses", "masks", "pointwise",
     "reductions", "rowwise", "scans", "scatter", "shaping", "slicing", "sorting", "unique", "variance", "views",
 )  # fmt: skip
 
@@ -24,7 +25,8 @@ MODULES = (
 def rule(*ops: str) -> Callable[[Rule], Rule]:
     """Registers a rule for ATen overloads given as "name.overload" (or "namespace::name.overload").
 
-    A rule takes `(context, node, *args, **kwargs)` with the FX node's arguments as Bounded, Tensor, Size, Number or plain values,
+    A rule takes `(context, node, *args, **kwargs)` with the FX node's arguments as Bounded, Tensor, Size, Number or
+    plain values,
     and returns the data of the result at cap, or `(data, Pad)`; for a tuple of results, a tuple of these.
     An overload that this torch lacks is skipped.
     """
@@ -57,7 +59,8 @@ def load_rules() -> dict[Any, Rule]:
 
 
 def find_rule(op: Any) -> Rule | None:
-    """The rule of an op: its own, or that of `aten.abs`, the plain elementwise one, where ATen tags the op pointwise."""
+    """The rule of an op: its own, or that of `aten.abs`, the plain elementwise one, where ATen tags the op
+    pointwise."""
     table = load_rules()
     found = table.get(op)
     if found is None and torch.Tag.pointwise in getattr(op, "tags", ()):
@@ -67,4 +70,6 @@ def find_rule(op: Any) -> Rule | None:
 
 def refuse(node: Node, what: str, advice: str) -> UnsupportedOp:
     """The error for a use of an op that has a rule, but not for this."""
-    return UnsupportedOp(f"{node.target}: {what}", where=user_line_from_stack_trace(node.meta.get("stack_trace") or ""), advice=advice)
+    return UnsupportedOp(
+        f"{node.target}: {what}", where=user_line_from_stack_trace(node.meta.get("stack_trace") or ""), advice=advice
+    )

@@ -13,7 +13,9 @@ from zgcompile.passes.rules.table import rule
 from zgcompile.ir.bounded import Bounded
 
 
-def _moments(context: Context, source: Bounded, dim: Any, correction: Any, keepdim: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _moments(
+    context: Context, source: Bounded, dim: Any, correction: Any, keepdim: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Variance and mean over `dim`, in float32 where the source is half."""
     dims = reduced_dims(source, dim)
     wide = Bounded(source.data.to(torch.float32) if source.dtype in HALF else source.data, source.sizes)
@@ -28,25 +30,33 @@ def _moments(context: Context, source: Bounded, dim: Any, correction: Any, keepd
 
 
 @rule("var.correction")
-def var(context: Context, node: Node, source: Bounded, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> torch.Tensor:
+def var(
+    context: Context, node: Node, source: Bounded, dim: Any = None, *, correction: Any = 1, keepdim: bool = False
+) -> torch.Tensor:
     del node
     return _moments(context, source, dim, correction, keepdim)[0].to(source.dtype)
 
 
 @rule("std.correction")
-def std(context: Context, node: Node, source: Bounded, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> torch.Tensor:
+def std(
+    context: Context, node: Node, source: Bounded, dim: Any = None, *, correction: Any = 1, keepdim: bool = False
+) -> torch.Tensor:
     del node
     return _moments(context, source, dim, correction, keepdim)[0].sqrt().to(source.dtype)
 
 
 @rule("var_mean.correction")
-def var_mean(context: Context, node: Node, source: Bounded, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Any:
+def var_mean(
+    context: Context, node: Node, source: Bounded, dim: Any = None, *, correction: Any = 1, keepdim: bool = False
+) -> Any:
     del node
     return tuple(v.to(source.dtype) for v in _moments(context, source, dim, correction, keepdim))
 
 
 @rule("std_mean.correction")
-def std_mean(context: Context, node: Node, source: Bounded, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Any:
+def std_mean(
+    context: Context, node: Node, source: Bounded, dim: Any = None, *, correction: Any = 1, keepdim: bool = False
+) -> Any:
     del node
     spread, average = _moments(context, source, dim, correction, keepdim)
     return spread.sqrt().to(source.dtype), average.to(source.dtype)

@@ -30,7 +30,8 @@ def view(context: Context, node: Node, source: Any, shape: Any) -> Any:
 
 
 def _keeps_places(before: Sizes, after: Sizes) -> bool:
-    """Only dimensions of size one come or go, or the one dynamic dimension is merged or split behind the same static prefix."""
+    """Only dimensions of size one come or go, or the one dynamic dimension is merged or split behind the same static
+    prefix."""
     if [s for s in before if s != 1] == [s for s in after if s != 1]:
         return True
     a, b = _prefix(before), _prefix(after)
@@ -44,11 +45,14 @@ def _prefix(sizes: Sizes) -> int:
 
 
 def _moved(context: Context, sizes: Sizes, caps: list[int], source: Bounded) -> torch.Tensor:
-    """Where in the source's memory each element of the result lies: its logical position, counted in true sizes, decides."""
+    """Where in the source's memory each element of the result lies: its logical position, counted in true sizes,
+    decides."""
     logical = torch.zeros((), dtype=torch.int64, device=source.data.device)
     for d, size in enumerate(sizes):
         logical = logical * context.count(size) + along(torch.arange(caps[d], device=logical.device), d, len(sizes))
-    return linear(context, logical, source.sizes, source.data.shape).clamp(0, max(source.data.numel() - 1, 0)).expand(caps)
+    return (
+        linear(context, logical, source.sizes, source.data.shape).clamp(0, max(source.data.numel() - 1, 0)).expand(caps)
+    )
 
 
 def linear(context: Context, logical: torch.Tensor, sizes: Sizes, caps: Sequence[int]) -> torch.Tensor:

@@ -80,7 +80,7 @@ def test_good_calls_between_bad_ones_train_like_eager(new_world, compare, batche
     assert compiled.stats.replays >= 4
 
 
-@pytest.mark.parametrize("name", [n for n in BAD if "device" not in n and "dtype" not in n])
+@pytest.mark.parametrize("name", ["a float", "another rank", "an empty batch", "an index too large"])
 def test_a_bad_argument_at_the_first_call(name, new_world, take_image):
     """Whatever is wrong for this batch alone: refused, nothing changed, and the next call is right."""
     w, v = new_world(), new_world()

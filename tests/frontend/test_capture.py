@@ -163,3 +163,29 @@ def test_two_traces_that_differ_are_refused(new_world, batches_of):
     with pytest.raises(CaptureRefused):
         captured(counted, *batches_of(8))
     del step, kept
+
+
+def test_a_hidden_module_is_traced_with_its_private_copies(new_world, compare, batches_of):
+    """`int(size)` in a module that no walk finds: the discovery meets it, and starts again."""
+
+    class Hidden(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x) * int(x.size(0) + 1)
+
+    def build() -> Any:
+        w = new_world()
+        model = Hidden(w.model)
+        hidden = {"model": model}.__getitem__
+
+        def step(seeds):
+            loss = hidden("model")(w.x[seeds]).sum() + w.loss(seeds)
+            w.train(loss)
+            return loss
+
+        return step, w
+
+    compare(build, batches_of(8, 8, 8, 5), tolerance=1e-4)

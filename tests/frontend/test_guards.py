@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -134,7 +135,8 @@ def test_a_scheduler_needs_no_new_capture(new_world, compare, batches_of):
     assert compiled.stats.replays == 11
 
 
-def test_a_scheduler_that_writes_tensors_or_integers(new_world, compare, batches_of):
+@pytest.mark.slow
+def test_a_learning_rate_of_any_number(new_world, compare, batches_of):
     def between(i: int, w: Any) -> None:
         w.opt.param_groups[0]["lr"] = (0.1, 1, 0.5, 0.25, 2, 0.0, 0.1)[i]
 
@@ -150,6 +152,7 @@ def test_weight_decay_that_is_switched_on(new_world, compare, batches_of):
         assert compiled.stats.traces <= 2
 
 
+@pytest.mark.slow
 def test_momentum_that_is_switched_on_and_off(new_world, compare, batches_of):
     def between(i: int, w: Any) -> None:
         w.opt.param_groups[0]["momentum"] = 0.5 if 3 <= i < 6 else 0.0
@@ -273,6 +276,7 @@ def test_a_replaced_parameter(new_world, compare, batches_of):
     compare(simple(new_world), batches_of(*[8] * 9), between)
 
 
+@pytest.mark.slow
 def test_a_hook_registered_between_calls(new_world, compare, batches_of):
     def between(i: int, w: Any) -> None:
         if i == 3:
@@ -340,6 +344,7 @@ def test_state_of_the_trainer_that_the_step_does_not_read(new_world, compare, ba
     assert compiled.stats.traces == 2
 
 
+@pytest.mark.slow
 def test_parameters_that_change_shape_by_data(new_world, compare, batches_of):
     def build() -> Any:
         w = new_world()
@@ -383,6 +388,7 @@ def test_a_stray_gradient_where_the_step_leaves_none(new_world, compare, batches
     assert compiled.stats.replays >= 3
 
 
+@pytest.mark.slow
 def test_a_frozen_parameter_with_an_old_gradient(new_world, compare, batches_of):
     def build() -> Any:
         w = new_world()

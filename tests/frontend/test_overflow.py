@@ -56,7 +56,7 @@ SMALL = torch.tensor([0, 1, 39])  # isolated nodes: no edge, three nodes
 BATCHES = [torch.tensor(v) for v in ([5, 9, 14, 22], [30, 2, 7, 18], [0, 1, 39], [11, 12, 13, 14], [25, 26, 27, 28], [8, 3], [6, 16, 33, 36])]
 
 
-@pytest.mark.parametrize("site", sorted(sites()))
+@pytest.mark.parametrize("site", ["edges", "late", pytest.param("kept", marks=pytest.mark.slow), pytest.param("nodes", marks=pytest.mark.slow)])
 def test_overflow_at_each_site(site, new_world, compare, monkeypatch, take_image):
     """The capacity of one size is 2 or 5; what the failed replay left behind is looked at before the batch runs again."""
     seen: list[int] = []
@@ -83,6 +83,7 @@ def test_overflow_at_each_site(site, new_world, compare, monkeypatch, take_image
     assert stats.replays >= 1, "a batch that fits is replayed"
 
 
+@pytest.mark.slow
 def test_no_overflow_without_a_small_capacity(new_world, compare):
     compiled = compare(make(new_world), BATCHES, warmup=2, envelope=Envelope(headroom=3.0))
     assert compiled.stats.overflows == 0

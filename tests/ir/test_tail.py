@@ -38,16 +38,16 @@ def test_binomial_at_its_ends():
 
 
 def test_clopper_pearson_against_known_values():
-    assert clopper_pearson_upper(0, 100) == pytest.approx(1 - 0.05 ** (1 / 100))
-    assert clopper_pearson_upper(0, 298) > 1e-2 > clopper_pearson_upper(0, 299)  # Wilks: 299 for 99 % at 95 % confidence
-    # The rule's quantiles of chi-square with 2 (k + 1) degrees of freedom, for small p: 18.307 / 2 for k = 4.
-    assert clopper_pearson_upper(4, 100_000) == pytest.approx(18.307 / 2 / 100_000, rel=1e-3)
+    assert clopper_pearson_upper(0, 100) == pytest.approx(1 - 0.01 ** (1 / 100))
+    assert clopper_pearson_upper(0, 298, 0.95) > 1e-2 > clopper_pearson_upper(0, 299, 0.95)  # Wilks: 299 for 99 % at 95 % confidence
+    # The rule's quantiles of chi-square with 2 (k + 1) degrees of freedom, for small p: 18.307 / 2 for k = 4, at 95 %.
+    assert clopper_pearson_upper(4, 100_000, 0.95) == pytest.approx(18.307 / 2 / 100_000, rel=1e-3)
     assert clopper_pearson_upper(5, 5) == pytest.approx(1)
 
 
 def test_order_statistic_is_the_last_whose_bound_holds():
-    assert order_statistic(298, 1e-2) is None
-    for n, p in ((299, 1e-2), (2048, 1e-2), (2048, 0.3)):
+    assert order_statistic(458, 1e-2) is None
+    for n, p in ((459, 1e-2), (2048, 1e-2), (2048, 0.3)):
         k = order_statistic(n, p)
         assert clopper_pearson_upper(k, n) <= p < clopper_pearson_upper(k + 1, n)
 
@@ -64,12 +64,12 @@ def test_generalised_pareto_finds_its_parameters(shape, scale):
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(("n", "p"), [(2048, 1e-2), (2048, 1e-3), (256, 1e-2)])
 def test_bound_holds_as_often_as_it_says(law, n, p):
-    """Over 60 samples the true rate is above the bound in at most 5 % of them (8 of 60 has a chance of 1 % then)."""
+    """Over 40 samples the true rate is above the bound in 1 % of them (3 of 40 has a chance of 1 % then)."""
     truth = counts(law, 200_000, 1)
-    fits = [fit_joint(counts(law, n, 100 + i), p) for i in range(60)]
+    fits = [fit_joint(counts(law, n, 100 + i), p) for i in range(40)]
     rates = np.array([rate(truth, fit.rows) for fit in fits])
     bounds = np.array([fit.bound for fit in fits])
-    assert (rates > bounds).sum() < 8
+    assert (rates > bounds).sum() < 3
     assert np.median(bounds) <= 2 * p  # the 1.15 limit may keep a wide law from its target
     if n == 2048 and p == 1e-2:
         assert (bounds <= p).all()
@@ -86,6 +86,18 @@ def test_sizes_fail_together():
     assert rate(truth, apart.rows) <= apart.bound <= 1e-2
     one_by_one = [fit_joint(counts("independent", 2048, 5)[:, j : j + 1], 1e-2).rows[0] for j in range(4)]
     assert rate(truth, one_by_one) > 1e-2
+
+
+def test_a_tail_that_does_not_fit_is_not_believed():
+    """2 % of the batches meet a hub: the tail that fits the rest ends far below them."""
+    def hubs(n, seed):
+        generator = np.random.default_rng(seed)
+        return np.rint(generator.normal(3000, 30, (n, 1)) + 5000 * (generator.random((n, 1)) < 0.02)).astype(np.int64)
+
+    truth = hubs(100_000, 1)
+    for seed in range(20):
+        fit = fit_joint(hubs(2048, 50 + seed), 1e-2)
+        assert rate(truth, fit.rows) <= max(fit.bound, 1e-2)
 
 
 @pytest.mark.parametrize("p", [1e-2, 1e-4, 1e-6])
@@ -111,7 +123,7 @@ def test_rounding_is_small_against_the_spread():
 def test_constant_counts_say_only_what_their_number_allows():
     fit = fit_joint(np.full((100, 2), 7), 1e-2)
     assert fit.rows == (7, 7)
-    assert fit.bound == pytest.approx(1 - 0.05 ** (1 / 100))
+    assert fit.bound == pytest.approx(1 - 0.01 ** (1 / 100))
 
 
 def test_least_capacity():

@@ -17,12 +17,18 @@ N, M, IDS, MASK = Rows("n", (4,)), Rows("m", (4,)), Rows("n", (), LONG, 0, 7), R
 
 
 def bounded(fn, inputs, tables=(), envelope=None, **counts):
-    """The capacity of each symbol that is no argument's, and the bounds; arguments were seen with `counts` rows, the rest with 500."""
+    """The capacity of each symbol that is no argument's, and the bounds; arguments were seen with `counts` rows, the
+    rest with 500."""
     program = trace(fn, inputs)
     arguments = argument_symbols(program, inputs)
     observed = Observed(dict.fromkeys(symbols_of(program), 500) | {s: counts[g] for g, s in arguments.items()})
     bounds = infer_bounds(program, observed, envelope or Envelope(), dict(tables))
-    return [bounds.caps[s] for s in symbols_of(program) if s in bounds.caps and s not in arguments.values()], bounds, program, arguments
+    return (
+        [bounds.caps[s] for s in symbols_of(program) if s in bounds.caps and s not in arguments.values()],
+        bounds,
+        program,
+        arguments,
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,7 +54,9 @@ def test_capacity(fn, inputs, tables, cap):
 
 
 def test_a_bound_of_a_bound():
-    caps, *_ = bounded(lambda t, i, m: torch.unique(torch.cat([t[i], torch.arange(5)])[1:]), (Fixed((50,), LONG), IDS, MASK), n=100)
+    caps, *_ = bounded(
+        lambda t, i, m: torch.unique(torch.cat([t[i], torch.arange(5)])[1:]), (Fixed((50,), LONG), IDS, MASK), n=100
+    )
     assert caps == [104]
 
 

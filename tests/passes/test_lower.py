@@ -83,7 +83,9 @@ def test_state_is_written_only_when_all_is_well(shift, written):
     key, length, rows, state = batch.padded(harness.CAPS, POISONS[0])
     before = state.clone()
     given = [key, length, rows, torch.zeros(0, dtype=torch.float64), state]
-    front = [torch.zeros(t.shape, dtype=t.dtype) for t in lowered.example_inputs[: len(lowered.example_inputs) - len(given)]]
+    front = [
+        torch.zeros(t.shape, dtype=t.dtype) for t in lowered.example_inputs[: len(lowered.example_inputs) - len(given)]
+    ]
     metadata, *_ = lowered.fx_graph(*front, *given)
     assert bool(lowered.layout.failed(metadata.tolist())) is not written
     assert torch.equal(state, before * 2 if written else before)
@@ -100,7 +102,9 @@ def test_gradients_are_written_to_their_buffers():
     key, length, rows, state = batch.padded(harness.CAPS, POISONS[0])
     buffer = torch.full((4,), torch.nan)
     given = [key, length, rows, torch.zeros(0, dtype=torch.float64), state, buffer]
-    front = [torch.zeros(t.shape, dtype=t.dtype) for t in lowered.example_inputs[: len(lowered.example_inputs) - len(given)]]
+    front = [
+        torch.zeros(t.shape, dtype=t.dtype) for t in lowered.example_inputs[: len(lowered.example_inputs) - len(given)]
+    ]
     lowered.fx_graph(*front, *given)
     torch.testing.assert_close(buffer, state + rows[:8].sum(0))
 
@@ -114,7 +118,13 @@ def test_the_metadata_holds_true_counts_above_the_capacity():
 
 
 def test_nothing_of_the_trace_is_left_symbolic():
-    subject = prepare(Case("all", lambda x, i, h: (x[torch.unique(i)] * h, x.shape[0], x.sum().item()), (N4, Rows("n", (), LONG, 0, "n"), Hyper())))
+    subject = prepare(
+        Case(
+            "all",
+            lambda x, i, h: (x[torch.unique(i)] * h, x.shape[0], x.sum().item()),
+            (N4, Rows("n", (), LONG, 0, "n"), Hyper()),
+        )
+    )
     lowered = lower(subject.program, subject.bounds, CPU)
     assert [type(o).__name__ for o in lowered.outputs] == ["TensorOutput", "SizeOutput", "NumberOutput"]
     for node in lowered.fx_graph.graph.nodes:

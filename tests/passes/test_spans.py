@@ -35,7 +35,9 @@ class Checked(Interpreter):
                 low, high = int(data.min()), int(data.max())
                 assert span.low <= low and high < span.high, f"{n.format_node()}: {low}..{high} is not in {span}"
                 if span.below is not None:
-                    assert high < evaluate(self.replace(span.below), self.counts.__getitem__, {}), f"{n.format_node()}: {span}"
+                    assert high < evaluate(self.replace(span.below), self.counts.__getitem__, {}), (
+                        f"{n.format_node()}: {span}"
+                    )
         return value
 
 
@@ -45,20 +47,73 @@ def case(name, fn, *inputs):
 
 CASES = [
     case("arithmetic", lambda t, i: (t[i] + 3, t[i] - t[i + 1], t[i] * -2, t[i].cumsum(0), t[i].sum()), TABLE, IDS),
-    case("clamps", lambda s, x: (s.clamp(-1, 2), s.clamp(min=2), s.clamp(max=-2), s.clamp(min=9), s.clamp(max=-9), s.clamp(5, 1), x.sum()), SMALL, IDS),
-    case("clamped rows", lambda x: (torch.arange(x.shape[0]).clamp(min=0), torch.arange(x.shape[0]).clamp(max=3), torch.arange(x.shape[0]).clamp(min=4)), IDS),
-    case("quotients", lambda s, x: (s // 2, torch.div(s, 2, rounding_mode="trunc"), s % 3, s // 4 + x.sum()), SMALL, IDS),
+    case(
+        "clamps",
+        lambda s, x: (
+            s.clamp(-1, 2),
+            s.clamp(min=2),
+            s.clamp(max=-2),
+            s.clamp(min=9),
+            s.clamp(max=-9),
+            s.clamp(5, 1),
+            x.sum(),
+        ),
+        SMALL,
+        IDS,
+    ),
+    case(
+        "clamped rows",
+        lambda x: (
+            torch.arange(x.shape[0]).clamp(min=0),
+            torch.arange(x.shape[0]).clamp(max=3),
+            torch.arange(x.shape[0]).clamp(min=4),
+        ),
+        IDS,
+    ),
+    case(
+        "quotients", lambda s, x: (s // 2, torch.div(s, 2, rounding_mode="trunc"), s % 3, s // 4 + x.sum()), SMALL, IDS
+    ),
     case("negative quotients", lambda s, x: ((s - 4) // 3, torch.div(s - 4, 3, rounding_mode="trunc"), x), SMALL, IDS),
-    case("casts that wrap", lambda t, x: ((t * 2**40).int(), (t * 2**30).int(), t.int(), t.to(torch.uint8), x.sum()), TABLE, IDS),
+    case(
+        "casts that wrap",
+        lambda t, x: ((t * 2**40).int(), (t * 2**30).int(), t.int(), t.to(torch.uint8), x.sum()),
+        TABLE,
+        IDS,
+    ),
     case("sums that wrap", lambda t, x: (t + t, t * 3, t - t, x.sum()), NARROW, IDS),
-    case("joins", lambda t, s, i: (torch.cat([t[i], s]), torch.stack([t[i], i]), torch.where(i > 3, t[i], -1)), TABLE, SMALL, IDS),
+    case(
+        "joins",
+        lambda t, s, i: (torch.cat([t[i], s]), torch.stack([t[i], i]), torch.where(i > 3, t[i], -1)),
+        TABLE,
+        SMALL,
+        IDS,
+    ),
     case("orders", lambda x: (*x.sort(), x.argsort(), *x.topk(2)), IDS),
-    case("places", lambda x, t: (torch.searchsorted(t.sort().values, x), torch.bucketize(x, t.sort().values), x.argmax(0)), IDS, TABLE),
+    case(
+        "places",
+        lambda x, t: (torch.searchsorted(t.sort().values, x), torch.bucketize(x, t.sort().values), x.argmax(0)),
+        IDS,
+        TABLE,
+    ),
     case("unique", lambda t, i: torch.unique(t[i], return_inverse=True, return_counts=True), TABLE, IDS),
     case("positions", lambda x: ((x > 3).nonzero(), torch.repeat_interleave(x), torch.arange(2, x.shape[0] + 2)), IDS),
-    case("written", lambda t, i, s: (t.index_put((i,), i), t.scatter(0, i, 99), t.index_put((i,), i, accumulate=True)), TABLE, IDS, SMALL),
-    case("extremes", lambda t, s, i: (torch.maximum(t[i], i), torch.minimum(t[i], i), t[i].amax(), t[i].min()), TABLE, SMALL, IDS),
-    case("fills", lambda x: (torch.full((x.shape[0],), 7), torch.ones_like(x), torch.zeros_like(x) - 1, (x > 2) * 1), IDS),
+    case(
+        "written",
+        lambda t, i, s: (t.index_put((i,), i), t.scatter(0, i, 99), t.index_put((i,), i, accumulate=True)),
+        TABLE,
+        IDS,
+        SMALL,
+    ),
+    case(
+        "extremes",
+        lambda t, s, i: (torch.maximum(t[i], i), torch.minimum(t[i], i), t[i].amax(), t[i].min()),
+        TABLE,
+        SMALL,
+        IDS,
+    ),
+    case(
+        "fills", lambda x: (torch.full((x.shape[0],), 7), torch.ones_like(x), torch.zeros_like(x) - 1, (x > 2) * 1), IDS
+    ),
 ]
 
 

@@ -34,7 +34,16 @@ def test_refused(fn, shapes, message):
         verify_capturable(static(fn, *shapes), CPU)
 
 
-@pytest.mark.parametrize("fn", [lambda x: x[x > 0], lambda x: torch.unique(x.round()), lambda x: x * x.sum().item(), lambda x: x.nonzero(), lambda x: x + 1])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x[x > 0],
+        lambda x: torch.unique(x.round()),
+        lambda x: x * x.sum().item(),
+        lambda x: x.nonzero(),
+        lambda x: x + 1,
+    ],
+)
 def test_a_dynamic_fx_graph_is_refused(fn):
     with pytest.raises(InternalError, match="cannot be captured"):
         verify_capturable(SimpleNamespace(fx_graph=trace(fn, (Rows("n"),)).fx_graph), CPU)
@@ -52,7 +61,7 @@ def test_the_message_names_the_line():
             node.meta.pop("val", None)
     with pytest.raises(InternalError) as raised:
         verify_capturable(SimpleNamespace(fx_graph=program.fx_graph), CPU)
-    assert raised.value.where.text == "program = trace(lambda x: (x > 0).nonzero(), (Rows(\"n\"),))"
+    assert raised.value.where.text == 'program = trace(lambda x: (x > 0).nonzero(), (Rows("n"),))'
 
 
 def test_what_the_lowering_makes_passes():

@@ -267,12 +267,12 @@ class Pair:
 
     def begin(self) -> Pair:
         """Both trainers as they were at the first `begin`, so that tests can share a capture."""
+        self.both(lambda t: t.model.train())
         self.ready()
         groups = [{k: v for k, v in t.optimizer.param_groups[0].items() if k != "params"} for t in (self.mine, self.twin)]
         if self.first is None:
             self.first = [(t.save(), group) for t, group in zip((self.mine, self.twin), groups, strict=True)]
         for trainer, (kept, group) in zip((self.mine, self.twin), self.first, strict=True):
-            trainer.model.train()
             trainer.optimizer.param_groups[0].update(group)
             trainer.restore(kept)
         self.calls = 100

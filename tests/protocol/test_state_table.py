@@ -141,8 +141,10 @@ def test_the_rng_offset(pair, forced, fail):
         raise AssertionError("the generator moved on by more than three steps")
 
     assert moved(pair.call) == 1
-    assert moved(lambda: fail(pair, Failure.CAPACITY)) == 1
-    assert moved(lambda: fail(pair, Failure.PRECONDITION)) == 1
+    for failure in (Failure.CAPACITY, Failure.PRECONDITION):
+        pair.ready()
+        assert moved(lambda failure=failure: fail(pair, failure)) == 1
+    pair.ready()
 
     def user_error() -> None:
         with pytest.raises(StepError):

@@ -30,11 +30,11 @@ class CudaGraphReplay(Replay):
         super().__init__(lowered, lifted, device)
         self.scalars = 2 + lowered.lengths  # the launch block, the key, the lengths
         words = WORDS_PER_SCALAR * self.scalars + lowered.hypers
-        self.host_block = torch.zeros(words, dtype=torch.int64, pin_memory=True)
+        self.host_block = torch.zeros(words, dtype=torch.int64, device="cpu", pin_memory=True)
         self._host_ints = self.host_block.numpy()
         self._host_floats = self._host_ints.view("float64")
         self.block = torch.zeros(words, dtype=torch.int64, device=device)
-        self.record = torch.zeros(1 + lowered.layout.size, dtype=torch.int64, pin_memory=True)
+        self.record = torch.zeros(1 + lowered.layout.size, dtype=torch.int64, device="cpu", pin_memory=True)
         self._record_words = self.record.numpy()
         self.launches = 0
         self._host_ints[1] = self.record.data_ptr()
@@ -107,7 +107,7 @@ class CudaGraphReplay(Replay):
         self.graph.replay()
         self._await()
         metadata = self._record_words[1:].tolist()
-        tensors: list[torch.Tensor] = [torch.empty(0)] * len(self.tensors)
+        tensors: list[torch.Tensor] = [self.record] * len(self.tensors)
         if self.pack is not None:
             pack = self.pack.clone()
             for i, dtype, shape, offset, size in self._pieces:

@@ -35,15 +35,14 @@ class Replay(ABC):
 
     def __init__(self, lowered: LoweredStep, lifted: Sequence[torch.Tensor], device: torch.device) -> None:
         self.lowered, self.device = lowered, device
-        # `.data` has a version counter of its own: a failed step bumps none of the user's.
-        self.lifted = [t.data for t in lifted]
-        self.addresses = [t.data_ptr() for t in self.lifted]
+        self.bind(lifted)
         self.gradients = [_zeros(like) for like in lowered.gradient_inputs]
         self.buffers = [_zeros(like) for like in lowered.argument_inputs]
 
     def bind(self, lifted: Sequence[torch.Tensor]) -> None:
         """Note the tensors to run on, and where they lie."""
-        self.lifted = [t.detach() for t in lifted]
+        # `.data` has a version counter of its own: a failed step bumps none of the user's.
+        self.lifted = [t.data for t in lifted]
         self.addresses = [t.data_ptr() for t in self.lifted]
 
     def rebind(self, lifted: Sequence[torch.Tensor]) -> None:

@@ -16,7 +16,13 @@ from zgcompile.frontend.arguments import Arguments, argument_name
 from zgcompile.frontend.discovery import Discovery, discover
 from zgcompile.frontend.functionalise import functionalise, node_line
 from zgcompile.frontend.locate import line_of_change
-from zgcompile.frontend.private_copy import PrivateCopies, PrivateCopy, private_copy, private_modules
+from zgcompile.frontend.private_copy import (
+    PrivateCopies,
+    PrivateCopy,
+    private_copy,
+    private_modules,
+    without_private_methods,
+)
 from zgcompile.frontend.python_state import Change, HostRandom, PythonSnapshot, hyperparameters
 from zgcompile.frontend.refusal import refusals
 from zgcompile.frontend.shape_env import EnvelopeShapeEnv
@@ -117,15 +123,14 @@ class _Session:
         return private_modules([*self.found.modules, *self.snapshots[0].reached.objects], OVERRIDES, self.copies)
 
     def discover(self, groups: Sequence[int | None]) -> Discovery:
-        shape_env = EnvelopeShapeEnv()
-        fake_mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shape_env)
         known = [*self.found.modules, *self.found.optimizers]
 
         def meet(new: Any) -> None:
             if not any(new is k for k in known):
                 known.append(new)
                 self.roots.append(new)
-                self.snapshots.insert(0, PythonSnapshot.take(self.fn, [*self.roots]))
+                with without_private_methods(self.copies):
+                    self.snapshots.insert(0, PythonSnapshot.take(self.fn, [*self.roots]))
 
         def run() -> Any:
             first: dict[int, torch.Tensor] = {}
@@ -149,8 +154,16 @@ class _Session:
             again = FakeTensorMode(allow_non_fake_inputs=True, shape_env=EnvelopeShapeEnv())
             discover(run, again, Discovery(modules=list(self.found.modules), optimizers=list(self.found.optimizers)), lambda _: None)
 
-        with self.undone(found_again):
-            return discover(run, fake_mode, self.found, meet)
+        while True:
+            met = len(self.roots)
+            fake_mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=EnvelopeShapeEnv())
+            try:
+                with self.undone(found_again):
+                    return discover(run, fake_mode, self.found, meet)
+            except Exception:
+                if len(self.roots) == met:
+                    raise
+                # What was first met on the way ran without its private copies: once more, with them.
 
     @contextlib.contextmanager
     def undone(self, again: Callable[[], None] | None = None) -> Iterator[None]:

@@ -10,8 +10,8 @@ import torch
 
 from zgcompile.errors import BadInput
 from zgcompile.frontend.arguments import Arguments, check_arguments, check_not_empty, length_groups
-from zgcompile.frontend.capture import capture
 from zgcompile.frontend.call import Call
+from zgcompile.frontend.capture import capture
 from zgcompile.frontend.specialisation import Specialisation
 from zgcompile.frontend.stats import Counters, Stats
 from zgcompile.ir.draws import DrawStream
@@ -63,13 +63,16 @@ class CompiledStep:
         device = specialisation.captured.device
         state = torch.default_generator.get_state() if device.type == "cpu" else None
         seed, offset = self._draws.take(device)
+        call: Call | None = None
         try:
-            result = specialisation(Call(step_key(seed, offset), args, kwargs))
+            call = Call(step_key(seed, offset), args, kwargs)
+            return specialisation(call)
         except BaseException:
-            self._draws.put_back(device, offset, state)
+            if call is None or not call.happened:
+                self._draws.put_back(device, offset, state)
             raise
-        self._counters.calls += 1
-        return result
+        finally:
+            self._counters.calls += call is not None and call.happened
 
     def _specialisation(self, arguments: Arguments) -> Specialisation:
         """The capture that serves this call, first in the list from now on; a new one where none does."""

@@ -95,7 +95,7 @@ def discover(run: Callable[[], Any], fake_mode: FakeTensorMode, found: Discovery
     """Run `run()` on fake tensors under `fake_mode`; the caller restores the Python state afterwards. What it returns may be
     outside tensors that no op touched: they are lifted too."""
     lift = LiftMode(fake_mode)
-    key = fake_mode.from_tensor(torch.zeros((), dtype=torch.int64))
+    key = fake_mode.from_tensor(torch.zeros((), dtype=torch.int64, device="cpu"))
     shape_env = fake_mode.shape_env
     assert isinstance(shape_env, EnvelopeShapeEnv)
     hooks = StepHooks(found, meet)

@@ -14,6 +14,8 @@ from zgcompile.frontend.python_state import Change, PythonSnapshot, hyperparamet
 from zgcompile.frontend.state_tensors import MissingState, lifted_tensors, used_lifted
 from zgcompile.ir.program import StepProgram
 
+SCHEDULED = "_wrapped_by_lr_sched"  # how a scheduler marks the `optimizer.step` that it has wrapped
+
 
 class Guards:
     """The guards of one capture. `refresh` re-reads the Python state after a step that was the user's own function.
@@ -33,6 +35,10 @@ class Guards:
         self.refresh()
 
     def refresh(self) -> None:
+        for optimizer in self.captured.found.optimizers:
+            if hasattr(optimizer.step, SCHEDULED):
+                # The wrapper would note it, for a warning about the order; a replay does not pass through it.
+                optimizer._opt_called = True  # type: ignore[attr-defined]
         self.snapshot = PythonSnapshot.take(self.fn, self.captured.roots)
         self.options = _options(self.captured.found.optimizers)
         self.resolve()
@@ -141,21 +147,28 @@ class Guards:
         return True
 
     def _adopt_loaded_state(self) -> bool:
-        """`optimizer.load_state_dict` replaces state and group dictionaries: with equal options, the capture goes on with the new ones."""
+        """`optimizer.load_state_dict` replaces state and group dictionaries, a new scheduler adds floats to the groups and wraps
+        `optimizer.step`: with equal options, the capture goes on."""
         optimizers = self.captured.found.optimizers
         if not all(self._is_optimizer_state(change) for change in self.snapshot.diff()):
             return False
         if _options(optimizers) != self.options:
             return False
-        self.captured.hypers = hyperparameters(optimizers)
-        if len(self.captured.hypers) != len(self.captured.program.hyperparameters):
+        found = {site.path: site for site in hyperparameters(optimizers)}
+        paths = self.captured.program.hyperparameters
+        if not found.keys() >= set(paths):
             return False
+        if len(found) > len(paths) and not all(type(o).__module__.startswith("torch.optim.") for o in optimizers):
+            return False  # torch's own never look at what a scheduler has put there (`initial_lr`)
+        self.captured.hypers = [found[path] for path in paths]
         self.refresh()
         return self.snapshot.check() is None
 
     def _is_optimizer_state(self, change: Change) -> bool:
         for optimizer in self.captured.found.optimizers:
             if change.owner is optimizer and change.key in ("state", "param_groups"):
+                return True
+            if change.owner is optimizer and change.key == "step" and hasattr(optimizer.step, SCHEDULED):
                 return True
             owned = [optimizer.state, optimizer.param_groups, *optimizer.param_groups, *optimizer.state.values()]
             if any(change.owner is o for o in owned):

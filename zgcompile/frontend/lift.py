@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from zgcompile.frontend.symbolic_functions import REPLACED
-from torch.utils._pytree import tree_leaves
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

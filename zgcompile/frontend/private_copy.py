@@ -37,6 +37,7 @@ class PrivateCopies:
         self._builtins = {**vars(builtins), "super": self._super(), "__import__": self._import, **overrides}
         self._made: dict[int, tuple[Any, Any]] = {}  # id -> (original, kept alive; copy)
         self._spaces: dict[int, tuple[dict[str, Any], ModuleType]] = {}
+        self.bound: list[tuple[dict[str, Any], str, object, object]] = []  # by `private_modules`: (space, name, before, method)
         self._baseline: dict[int, dict[str, Any]] = {}
         self._contents: dict[
             int, tuple[Any, Any, Any]
@@ -277,6 +278,7 @@ def private_modules(
     """
     copies = PrivateCopies(overrides) if copies is None else copies
     bound: list[tuple[dict[str, Any], str, object, object]] = []
+    outer, copies.bound = copies.bound, bound
     try:
         for module in {id(m): m for m in modules if hasattr(m, "__dict__")}.values():
             space = vars(module)
@@ -285,13 +287,30 @@ def private_modules(
                 space[name] = method
         yield copies
     finally:
-        for space, name, before, method in reversed(bound):
-            if space.get(name, ABSENT) is not method:
-                continue
-            if before is ABSENT:
-                del space[name]
-            else:
-                space[name] = before
+        copies.bound = outer
+        _unbind(bound)
+
+
+@contextmanager
+def without_private_methods(copies: PrivateCopies) -> Iterator[None]:
+    """Within `private_modules`: every object as the user knows it, for a look at its state."""
+    taken_off = _unbind(copies.bound)
+    try:
+        yield
+    finally:
+        for space, name, _, method in taken_off:
+            space[name] = method
+
+
+def _unbind(bound: list[tuple[dict[str, Any], str, object, object]]) -> list[tuple[dict[str, Any], str, object, object]]:
+    """Put back what the step has not replaced in the meantime; returns those, in the order of binding."""
+    found = [entry for entry in bound if entry[0].get(entry[1], ABSENT) is entry[3]]
+    for space, name, before, _ in reversed(found):
+        if before is ABSENT:
+            del space[name]
+        else:
+            space[name] = before
+    return found
 
 
 def _methods(owner: object, copies: PrivateCopies) -> list[tuple[str, object]]:

@@ -88,6 +88,7 @@ class Specialisation:
             if isinstance(error, (IndexError, RuntimeError, ValueError)) and not raised_by_user(error):
                 raise _step_error(error) from error
             raise
+        call.happened = True
         del undo
         self.capacities.ran_exactly(self._launch(call).arguments, None)
         host_state_to(self.captured.found.optimizers, self.captured.device)
@@ -105,6 +106,7 @@ class Specialisation:
         counts = {**run.counts, **self._batch_counts(call)}
         self.observed.note(counts, run.ids)
         self.capacities.ran_exactly(self._launch(call).arguments, counts)
+        call.happened = True
         store_exact(self.program, lifted, run.outputs)
         leaves = [tree_map(_detached, v) for v in run.outputs[: self.program.user_outputs]]
         return tree_unflatten(leaves, self.program.out_spec)
@@ -139,6 +141,7 @@ class Specialisation:
         layout = self.replay.lowered.layout
         if any(replayed.metadata[: len(layout.checks)]):
             return self.failed(replayed, call, lifted)
+        call.happened = True
         self.counters.replays += 1
         self.capacities.drift.replayed(replayed.metadata)
         self.hand_out_gradients()

@@ -170,7 +170,7 @@ def prove_replay(subject: Specialisation, call: Call) -> bool:
     check = ThreeWays(subject, call)
     try:
         report = check.compare(check.undo(), (COMPILED,))
-    except StepError:
+    except (StepError, IndexError, RuntimeError, ValueError):
         return False
     if report.note:
         return False

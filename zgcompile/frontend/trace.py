@@ -77,9 +77,9 @@ def trace(request: TraceRequest) -> Traced:
     for number, tensor in enumerate(request.found.tensors):
         owner = owners.get(id(tensor))
         if id(tensor) in held:
-            parameter, key = held[id(tensor)]
+            optimizer, parameter, key = held[id(tensor)]
             name = f"{request.names.get(id(parameter), 'parameter')}.{key}"
-            add(id(tensor), fake_twin(fake_mode, tensor), LiftedInput(name, _constant(tensor), "state"))
+            add(id(tensor), fake_twin(fake_mode, tensor), LiftedInput(name, _state(optimizer, parameter, key), "state"))
         elif owner is None:
             name = request.names.get(id(tensor), f"tensor{number}")
             add(id(tensor), fake_twin(fake_mode, tensor), LiftedInput(name, _constant(tensor), "tensor"))
@@ -90,7 +90,7 @@ def trace(request: TraceRequest) -> Traced:
         on_device = state.like.dim() or request.device.type == "cpu"
         twin = _fake_like(fake_mode, state.like, state.like.device if on_device else request.device)
         owner = request.names.get(id(state.parameter), "parameter")
-        add(None, twin, LiftedInput(f"{owner}.{state.key}", _state(state), "state"))
+        add(None, twin, LiftedInput(f"{owner}.{state.key}", _state(state.optimizer, state.parameter, state.key), "state"))
     state_twins = dict(zip(created, twins[len(request.found.tensors) :], strict=True))
     for tensor in request.found.tensors:
         if request.found.grads_after.get(id(tensor)) and not (tensor.grad is not None and id(tensor.grad) in lift.twins):
@@ -100,8 +100,8 @@ def trace(request: TraceRequest) -> Traced:
         elif request.found.grads_after.get(id(tensor)) and tensor.grad is not None:
             lift.twins[id(tensor)].grad = lift.twins[id(tensor.grad)]
 
-    key = fake_mode.from_tensor(torch.zeros((), dtype=torch.int64))
-    lengths = [fake_mode.from_tensor(torch.zeros((), dtype=torch.int64)) for _ in request.rows]
+    key = fake_mode.from_tensor(torch.zeros((), dtype=torch.int64, device=request.device))
+    lengths = [fake_mode.from_tensor(torch.zeros((), dtype=torch.int64, device=request.device)) for _ in request.rows]
     buffers = [_buffer(fake_mode, request, i) for i in range(len(request.arguments.tensors))]
     hypers = [shape_env.hyperparameter(f"hyper{i}", site.get()) for i, site in enumerate(request.hypers)]
     parameters = {i: t for i, t in enumerate(request.found.tensors) if id(t) in request.found.grads_after}
@@ -151,10 +151,10 @@ def trace(request: TraceRequest) -> Traced:
     )
 
 
-def _held_state(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, tuple[torch.Tensor, str]]:
-    """id of each tensor of optimizer state -> its parameter and key."""
+def _held_state(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, tuple[torch.optim.Optimizer, torch.Tensor, str]]:
+    """id of each tensor of optimizer state -> where it is held."""
     return {
-        id(value): (parameter, key)
+        id(value): (optimizer, parameter, key)
         for optimizer in optimizers
         for parameter, state in optimizer.state.items()
         if isinstance(parameter, torch.Tensor)
@@ -167,8 +167,9 @@ def _constant(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     return lambda: tensor
 
 
-def _state(state: CreatedState) -> Callable[[], torch.Tensor]:
-    return lambda: state.optimizer.state.get(state.parameter, {})[state.key]  # it makes an entry for what is only looked up
+def _state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, key: str) -> Callable[[], torch.Tensor]:
+    """What is there now: `load_state_dict` puts other tensors there."""
+    return lambda: optimizer.state.get(parameter, {})[key]  # plain indexing makes an entry for what is only looked up
 
 
 def _grad(parameter: torch.Tensor) -> Callable[[], torch.Tensor]:

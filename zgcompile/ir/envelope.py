@@ -23,7 +23,7 @@ class EnvelopeWarning(UserWarning):
 class Envelope:
     """How capacities are chosen.
 
-    `max_overflow_probability`: a batch outgrows any of them with at most this probability, at 95 % confidence, judged by
+    `max_overflow_probability`: a batch outgrows any of them with at most this probability, at 99 % confidence, judged by
     running the sampling alone on random batches (`EnvelopeFit` says how well that went). `headroom` instead: the largest
     count seen times it, rounded up to 64. With neither, the probability that costs least: re-runs against pad rows.
     Never above what is provable.
@@ -99,7 +99,7 @@ class EnvelopeFit:
     A batch outgrows one of them with probability `estimated`, at most `bound` at the given confidence; `target` is what was
     asked for, or chosen by cost. `source`: "random batches", "given batches", "calls" (a re-fit from what calls have needed),
     "fixed" (every size follows from the batch's length) or "headroom", for `reason`. `batches`: how many were counted.
-    `extrapolated`: fewer than 3 / target, so the bound rests on a fitted tail.
+    `extrapolated`: fewer than 4.6 / target, so the bound rests on a fitted tail.
     """
 
     source: str

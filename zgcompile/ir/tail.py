@@ -9,18 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROWS_PER_TILE = 64
-CONFIDENCE = 0.95
+CONFIDENCE = 0.99
 LARGEST_GROWTH = 1.15  # of the largest count in the sample
-REPLICATES = 256
+REPLICATES = 512
 TAIL_SHARE, TAIL_ROWS = 0.1, 32  # of the sample that a generalised Pareto tail is fitted to
 LARGEST_SHAPE = 0.5  # of a fitted tail; above it the variance is infinite
-GRAINS_A_DEVIATION = 8
+GRAINS_A_DEVIATION = 16
+MISFIT = 0.1  # the chance of as many batches above the margin as there are, below which a fitted tail is not believed
 
 
 @dataclass(frozen=True)
 class JointFit:
     """`rows`: one capacity a column. A batch outgrows one of them with probability `estimated`, at most `bound` with
-    95 % confidence. `extrapolated`: the bound is that of a fitted tail, not of the sample alone."""
+    99 % confidence. `extrapolated`: the sample alone is too small to show it."""
 
     rows: tuple[int, ...]
     estimated: float
@@ -32,8 +33,9 @@ def fit_joint(counts: NDArray[np.int64], p: float, *, least: int = 1) -> JointFi
     """Capacities for `counts` [batches, sizes] whose bound is at most `p` where the sample allows it.
 
     The statistic of a batch is its largest standardised count over all sizes, so that one number, a quantile of it,
-    gives every capacity: mean + margin x standard deviation. Where 3 / p batches were seen, the quantile is an order
-    statistic and the bound Clopper and Pearson's, free of any law; else a tail is fitted and its bound bootstrapped.
+    gives every capacity: mean + margin x standard deviation. It is read off a fitted tail, whose bound is bootstrapped: that
+    wastes half as much as an order statistic of the same sample. Where there are more batches above it than the tail says, and
+    4.6 / p in all, it is an order statistic after all and the bound Clopper and Pearson's, free of any law.
     Capacities are rounded up to a grain: 64 rows, less where 64 is not small against the spread, as rounding by a
     spread or more would make the stated probability meaningless. None is below `least`, and none above 1.15 x the
     largest count seen where that is above `least`.
@@ -45,14 +47,12 @@ def fit_joint(counts: NDArray[np.int64], p: float, *, least: int = 1) -> JointFi
     if varies.any():
         statistic = ((counts[:, varies] - centre[varies]) / spread[varies]).max(axis=1)
     allowed = order_statistic(len(counts), p)
-    tail = None
-    if allowed is not None:
-        margin = np.sort(statistic)[-1 - allowed]
-    elif statistic.max() > statistic.min():
-        tail = Tail.fitted(statistic)
-        margin = tail.margin(p)
-    else:
-        margin = statistic.max()
+    tail = Tail.fitted(statistic) if statistic.max() > statistic.min() else None
+    margin = statistic.max() if tail is None else tail.margin(p)
+    if tail is not None and allowed is not None:
+        above = int((statistic > margin).sum())
+        if 1 - binomial_cdf(above - 1, len(counts), tail.estimated(margin)) < MISFIT:
+            tail, margin = None, np.sort(statistic)[-1 - allowed]
     wanted = np.ceil(centre + margin * spread - 1e-6).astype(np.int64)
     grain = np.exp2(np.floor(np.log2(np.clip(spread / GRAINS_A_DEVIATION, 1, ROWS_PER_TILE)))).astype(np.int64)
     rows = np.where(varies, -(-wanted // grain) * grain, largest)
@@ -64,7 +64,7 @@ def fit_joint(counts: NDArray[np.int64], p: float, *, least: int = 1) -> JointFi
         estimated, bound = tail.estimated(margin), tail.bound(margin)
     else:
         bound = clopper_pearson_upper(max(over, allowed or 0), len(counts))
-    return JointFit(tuple(int(r) for r in rows), estimated, bound, tail is not None)
+    return JointFit(tuple(int(r) for r in rows), estimated, bound, allowed is None)
 
 
 # -- the binomial law

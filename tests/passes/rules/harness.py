@@ -1,15 +1,18 @@
 """Runs a small function of bounded tensors as its rules see it and compares it with the untouched function.
 
-A case is a function of tensors and what its inputs are. It is traced once; then, for each batch of counts, the lowering runs
-on real buffers at cap whose pads hold poison, before and after every op. Valid rows must not depend on the poison and must
-equal the function at exact sizes. Capacities that are too small must set the status and read or write nothing out of range.
+A case is a function of tensors and what its inputs are. It is traced once; then, for each batch of counts, the
+lowering runs
+on real buffers at cap whose pads hold poison, before and after every op. Valid rows must not depend on the poison
+and must
+equal the function at exact sizes. Capacities that are too small must set the status and read or write nothing out of
+range.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,37 +20,40 @@ import numpy as np
 import pytest
 import sympy
 import torch
-from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten
-from zgcompile.passes.canonicalise import Canonicalise
 from zgcompile.passes.infer_bounds import infer_bounds
 from zgcompile.passes.lower import Lowering, lower
 from zgcompile.passes.verify_capturable import verify_capturable
 
+from tests.passes.rules.tracing import CPU, Fixed, Hyper, Input, Rows, argument_symbols, trace
 from zgcompile.backend.exact import ConditionFailed, run_exact
-from zgcompile.frontend.functionalise import functionalise
 from zgcompile.frontend.shape_env import EnvelopeShapeEnv
-from zgcompile.frontend.trace import Traced, _record_user_lines
 from zgcompile.ir.bounded import Bounded, Number, Size
 from zgcompile.ir.bounds import Bounds, Observed
 from zgcompile.ir.draws import KeyedDraws
 from zgcompile.ir.envelope import Envelope
 from zgcompile.ir.lowered import NumberOutput, SizeOutput, TensorOutput
-from zgcompile.ir.program import ArgumentInput, LiftedInput, StepProgram
+from zgcompile.ir.program import StepProgram
 from zgcompile.ir.sizes import evaluate
 from zgcompile.ir.spans import Span
 from zgcompile.ir.status import Check, Failure
 
-CPU = torch.device("cpu")
 CAPS = {"n": 9, "m": 6}
 BATCHES = ({"n": 9, "m": 6}, {"n": 8, "m": 2}, {"n": 2, "m": 5}, {"n": 1, "m": 1}, {"n": 0, "m": 0})
 KEY = 8_123_456_789_012_345
 POISONS: tuple[Callable[[torch.dtype], Any], ...] = (
     lambda dtype: math.nan if dtype.is_floating_point else dtype == torch.bool or _fits(2**40 + 5, dtype),
-    lambda dtype: _fits(1e30, dtype) if dtype.is_floating_point else False if dtype == torch.bool else _fits(-7_000_000_000, dtype),
-    lambda dtype: math.inf if dtype.is_floating_point else dtype == torch.bool or 1,  # 1: a pad that is an index like any other
+    lambda dtype: (
+        _fits(1e30, dtype)
+        if dtype.is_floating_point
+        else False
+        if dtype == torch.bool
+        else _fits(-7_000_000_000, dtype)
+    ),
+    lambda dtype: (
+        math.inf if dtype.is_floating_point else dtype == torch.bool or 1
+    ),  # 1: a pad that is an index like any other
 )
 
 
@@ -56,36 +62,13 @@ def _fits(value: float, dtype: torch.dtype) -> float:
     return min(max(value, info.min), info.max)
 
 
-@dataclass(frozen=True)
-class Rows:
-    """A dynamic input [group, *shape]. Integers lie in [low, high), `high` perhaps the count of a group."""
-
-    group: str = "n"
-    shape: tuple[int, ...] = ()
-    dtype: torch.dtype = torch.float32
-    low: int = -3
-    high: int | str = 4
+def _types_are_right() -> bool:
+    with FakeTensorMode(shape_env=EnvelopeShapeEnv()):
+        return torch.unique(torch.zeros(3), return_inverse=True)[1].dtype == torch.int64
 
 
-@dataclass(frozen=True)
-class Fixed:
-    """A static input, lifted. `proven`: its value range is known, as of a table that no step writes."""
-
-    shape: tuple[int, ...] = ()
-    dtype: torch.dtype = torch.float32
-    low: int = -3
-    high: int = 4
-    proven: bool = False
-
-
-@dataclass(frozen=True)
-class Hyper:
-    """A Python float that may change from call to call."""
-
-    value: float = 0.3
-
-
-Input = Rows | Fixed | Hyper
+# Releases that give `unique` its true types also trace the other cases marked `new`.
+TRACES_ALL = _types_are_right()
 
 
 @dataclass(frozen=True)
@@ -99,6 +82,7 @@ class Case:
     tolerance: float = 2e-6
     fails: Callable[[Mapping[str, int]], Failure | None] = lambda counts: None
     status_clear: bool = True  # at every batch of two rows and more where eager is content
+    new: bool = False  # torch 2.11 cannot trace it, or gives its results the wrong type
 
     def __str__(self) -> str:
         return self.name
@@ -118,7 +102,9 @@ def backward(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn`, then the gradients of all its floating-point inputs for a cotangent that no symmetry hides."""
 
     def run(*tensors: Any) -> Any:
-        leaves = [t.detach().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in tensors]
+        leaves = [
+            t.detach().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in tensors
+        ]
         with torch.enable_grad():
             outputs = [o for o in tree_flatten(fn(*leaves))[0] if isinstance(o, torch.Tensor)]
             loss = sum((o * (o.detach() * 0.7 + 0.3)).sum() for o in outputs if o.requires_grad)
@@ -127,56 +113,6 @@ def backward(fn: Callable[..., Any]) -> Callable[..., Any]:
         return [o.detach() for o in outputs], [g for g in grads if g is not None]
 
     return run
-
-
-def trace(fn: Callable[..., Any], inputs: Sequence[Input]) -> StepProgram:
-    """The canonical `StepProgram` of `fn`, as the frontend makes it for a step of these inputs."""
-    shape_env = EnvelopeShapeEnv()
-    fake_mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shape_env)
-    rows = [i for i in inputs if isinstance(i, Rows)]
-    groups = list(dict.fromkeys(i.group for i in rows))
-    with fake_mode:
-        key = torch.zeros((), dtype=torch.int64)
-        lengths = [torch.zeros((), dtype=torch.int64) for _ in groups]
-        buffers = [torch.empty((48 + len(i.group), *i.shape), dtype=i.dtype) for i in rows]
-        fixed = [torch.empty(i.shape, dtype=i.dtype) for i in inputs if isinstance(i, Fixed)]
-    hypers = [shape_env.hyperparameter(f"hyper{k}", i.value) for k, i in enumerate(i for i in inputs if isinstance(i, Hyper))]
-    found: dict[str, Any] = {}
-
-    def step(key: Any, lengths: Any, buffers: Any, hypers: Any, fixed: Any) -> Any:
-        _record_user_lines()
-        first: dict[str, Any] = {}
-        given: dict[type, Iterator[Any]] = {Hyper: iter(hypers), Fixed: iter(fixed), Rows: iter(buffers)}
-        values = []
-        for kind in inputs:
-            value = next(given[type(kind)])
-            if isinstance(kind, Rows):
-                if kind.group in first:
-                    value = torch.ops.zgcompile.dynamic_rows_like(value, first[kind.group])
-                else:
-                    value = first[kind.group] = torch.ops.zgcompile.dynamic_rows(value, lengths[groups.index(kind.group)])
-            values.append(value)
-        with KeyedDraws(key):
-            leaves, found["spec"] = tree_flatten(fn(*values))
-        found["constants"] = {k: v for k, v in enumerate(leaves) if not isinstance(v, (torch.Tensor, torch.SymInt, torch.SymFloat))}
-        return [None if k in found["constants"] else v.detach() if isinstance(v, torch.Tensor) else v for k, v in enumerate(leaves)]
-
-    with fake_mode, enable_python_dispatcher():
-        fx_graph = make_fx(step, tracing_mode="real", record_stack_traces=True)(key, lengths, buffers, hypers, fixed)
-    lifted = [LiftedInput(f"fixed{k}", lambda: None, "tensor") for k in range(len(fixed))]  # type: ignore[arg-type, return-value]
-    traced = Traced(
-        fx_graph, shape_env, fake_mode, [key, *lengths, *buffers, *hypers, *fixed], lifted,
-        [_Site(k) for k in range(len(hypers))], found["spec"], found["spec"].num_leaves, found["constants"], [],
-    )  # fmt: skip
-    arguments = [ArgumentInput(f"rows{k}", k, groups.index(i.group), i.dtype, CPU, i.shape) for k, i in enumerate(rows)]
-    program = functionalise(traced, arguments, len(groups))
-    Canonicalise().apply(program)
-    return program
-
-
-@dataclass(frozen=True)
-class _Site:
-    path: int
 
 
 @dataclass
@@ -205,7 +141,10 @@ class Batch:
     def _flat(self, values: list[Any]) -> list[Any]:
         groups = dict.fromkeys(i.group for i in self.inputs if isinstance(i, Rows))
         lengths = [torch.tensor(self.counts[g]) for g in groups]
-        of = [[v for i, v in zip(self.inputs, values, strict=True) if isinstance(i, kind)] for kind in (Rows, Hyper, Fixed)]
+        of = [
+            [v for i, v in zip(self.inputs, values, strict=True) if isinstance(i, kind)]
+            for kind in (Rows, Hyper, Fixed)
+        ]
         return [torch.tensor(KEY), *lengths, *of[0], *of[1], *of[2]]
 
 
@@ -271,14 +210,6 @@ def prepare(case: Case) -> Subject:
     return Subject(case, program, observed, batches)
 
 
-def argument_symbols(program: StepProgram, inputs: Sequence[Input]) -> dict[str, sympy.Symbol]:
-    """The size symbol of each group of which an argument is used."""
-    groups = list(dict.fromkeys(i.group for i in inputs if isinstance(i, Rows)))
-    placeholders = program.placeholders
-    born = {n.args[1]: next(iter(n.meta["unbacked_bindings"])) for n in program.fx_graph.graph.nodes if "dynamic_rows.default" in str(n.target)}
-    return {group: born[placeholders[1 + k]] for k, group in enumerate(groups) if placeholders[1 + k] in born}
-
-
 def group_caps(subject: Subject) -> dict[str, int]:
     symbols = argument_symbols(subject.program, subject.case.inputs)
     return CAPS | {group: subject.bounds.caps[s] for group, s in symbols.items() if s in subject.bounds.caps}
@@ -299,7 +230,9 @@ class Ran:
     failed: list[Check]
 
 
-def run_bounded(subject: Subject, batch: Batch, poison: Callable[[torch.dtype], Any] | None, bounds: Bounds | None = None) -> Ran:
+def run_bounded(
+    subject: Subject, batch: Batch, poison: Callable[[torch.dtype], Any] | None, bounds: Bounds | None = None
+) -> Ran:
     """One run of the lowering on real buffers, valid rows only."""
     lowering = Lowering(subject.program, bounds or subject.bounds, CPU, poison)
     with torch.no_grad():
@@ -318,12 +251,16 @@ def _valid(output: Any, context: Any) -> Any:
 
 def swept(cases: Sequence[Case]) -> Any:
     """The parametrisation of a module's cases: every third one runs always, the others with --slow."""
-    marked = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if k % 3 else []) for k, case in enumerate(cases)]
+    marked = [
+        pytest.param(case, id=case.name, marks=[pytest.mark.slow] if k % 3 else []) for k, case in enumerate(cases)
+    ]
     return pytest.mark.parametrize("case", marked)
 
 
 def check_case(case: Case, thorough: bool = True) -> None:
     """All that is asked of a case; less than `thorough` means two poisons, and no static FX graph."""
+    if case.new and not TRACES_ALL:
+        pytest.skip("this torch cannot trace it, or takes its results for another type")
     subject = prepare(case)
     expected = [eager(case, batch) for batch in subject.batches]
     for batch, want in zip(subject.batches, expected, strict=True):
@@ -351,7 +288,9 @@ def _judge(case: Case, batch: Batch, want: Any, runs: list[Ran]) -> None:
         return
     if failed:
         small = min(batch.counts.values()) < 2
-        assert all(c.failure is Failure.PRECONDITION for c in failed) and (small or not case.status_clear), f"{batch.counts}: {failed}"
+        assert all(c.failure is Failure.PRECONDITION for c in failed) and (small or not case.status_clear), (
+            f"{batch.counts}: {failed}"
+        )
         return
     for k, value in enumerate(want):
         for run in runs:
@@ -365,7 +304,9 @@ def assert_close(got: Any, want: Any, tolerance: float, where: str) -> None:
         assert float(got) == want or abs(float(got) - want) <= tolerance, f"{where}: {got} is not {want}"
         return
     assert isinstance(got, torch.Tensor), f"{where}: {got!r}"
-    assert (got.shape, got.dtype) == (want.shape, want.dtype), f"{where}: {got.dtype}{list(got.shape)} is not {want.dtype}{list(want.shape)}"
+    assert (got.shape, got.dtype) == (want.shape, want.dtype), (
+        f"{where}: {got.dtype}{list(got.shape)} is not {want.dtype}{list(want.shape)}"
+    )
     if not want.dtype.is_floating_point:
         assert torch.equal(got, want), f"{where}: {got} is not {want}"
         return
@@ -382,7 +323,8 @@ def assert_identical(got: Any, want: Any, where: str) -> None:
 
 
 def check_static(subject: Subject, expected: list[Any]) -> None:
-    """One static FX graph serves the batches from the largest to the smallest: nothing of a run is left for the next."""
+    """One static FX graph serves the batches from the largest to the smallest: nothing of a run is left for the
+    next."""
     program = subject.program
     lowered = lower(program, subject.bounds, CPU)
     verify_capturable(lowered, CPU)
@@ -393,7 +335,10 @@ def check_static(subject: Subject, expected: list[Any]) -> None:
         numbers = torch.tensor([n.value for n in flat[head : head + hypers]], dtype=torch.float64)
         given = [*flat[:head], numbers, *flat[head + hypers :]]
         # What the runtime puts in front (where to publish the status) is not the business of a rule.
-        front = [torch.zeros(t.shape, dtype=t.dtype) for t in lowered.example_inputs[: len(lowered.example_inputs) - len(given)]]
+        front = [
+            torch.zeros(t.shape, dtype=t.dtype)
+            for t in lowered.example_inputs[: len(lowered.example_inputs) - len(given)]
+        ]
         with torch.no_grad():
             metadata, *tensors = lowered.fx_graph(*front, *given)
         slots = [int(v) for v in metadata]
@@ -407,9 +352,15 @@ def check_static(subject: Subject, expected: list[Any]) -> None:
             assert_close(got, value, subject.case.tolerance, f"static FX graph, {batch.counts}, output {k}")
 
 
-def _static_output(subject: Subject, output: Any, returned: Mapping[Any, torch.Tensor], counts: Mapping[sympy.Symbol, int]) -> Any:
+def _static_output(
+    subject: Subject, output: Any, returned: Mapping[Any, torch.Tensor], counts: Mapping[sympy.Symbol, int]
+) -> Any:
     def size(expr: Any) -> int:
-        return expr if isinstance(expr, int) else int(evaluate(subject.program.shape_env.replace(expr), counts.__getitem__, {}))  # type: ignore[arg-type]
+        return (
+            expr
+            if isinstance(expr, int)
+            else int(evaluate(subject.program.shape_env.replace(expr), counts.__getitem__, {}))
+        )  # type: ignore[arg-type]
 
     if isinstance(output, TensorOutput):
         return returned[output][tuple(slice(size(s)) for s in output.sizes)]
@@ -419,7 +370,8 @@ def _static_output(subject: Subject, output: Any, returned: Mapping[Any, torch.T
 
 
 def check_overflow(subject: Subject, poisons: Sequence[Callable[[torch.dtype], Any]] = POISONS) -> None:
-    """Capacities of half of what is needed, and of one row: the status says so, and ATen finds no index to complain about."""
+    """Capacities of half of what is needed, and of one row: the status says so, and ATen finds no index to complain
+    about."""
     arguments = set(argument_symbols(subject.program, subject.case.inputs).values())
     for share in (0.5, 0.0):
         bounds = subject.capped(share)
@@ -431,7 +383,9 @@ def check_overflow(subject: Subject, poisons: Sequence[Callable[[torch.dtype], A
             for poison in poisons:
                 ran = run_bounded(subject, batch, poison, bounds)
                 if _exceeds(subject, batch, bounds):
-                    assert any(c.failure is Failure.CAPACITY for c in ran.failed), f"{batch.counts}: an overflow at {share} goes unseen"
+                    assert any(c.failure is Failure.CAPACITY for c in ran.failed), (
+                        f"{batch.counts}: an overflow at {share} goes unseen"
+                    )
 
 
 def _equalised(subject: Subject, caps: dict[sympy.Symbol, int]) -> dict[sympy.Symbol, int]:

@@ -28,7 +28,11 @@ CASES = [
     Case("argmax with ties", lambda x: (x.argmax(0), x.argmin(0), x.argmax(), x.argmin(0, keepdim=True)), (INTS,)),
     Case("argmax of columns with ties", lambda x: x.argmax(1), (INTS,)),
     Case("flat argmax across columns", lambda x: x.t().argmax(), (N4,)),
-    Case("accuracy", lambda x, y: ((x.argmax(1) == y).sum(), (x.argmax(1) == y).float().mean()), (N4, Rows("n", (), LONG, 0, 4))),
+    Case(
+        "accuracy",
+        lambda x, y: ((x.argmax(1) == y).sum(), (x.argmax(1) == y).float().mean()),
+        (N4, Rows("n", (), LONG, 0, 4)),
+    ),
     Case("aminmax", lambda x: (*torch.aminmax(x), *torch.aminmax(x, dim=0)), (N4,)),
 ]
 

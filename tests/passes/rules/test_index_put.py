@@ -52,34 +52,78 @@ def sliced(place):
 
 
 CASES = [
-    Case("index_put of distinct rows", backward(lambda t, x: set_at(t, torch.arange(x.shape[0]), x)), (Fixed((9, 4)), N4)),
+    Case(
+        "index_put of distinct rows", backward(lambda t, x: set_at(t, torch.arange(x.shape[0]), x)), (Fixed((9, 4)), N4)
+    ),
     Case("index_put of a scalar", backward(lambda t, i: set_at(t, i, 2.0)), (T, TO_TABLE)),
     Case("index_put of a tensor that broadcasts", lambda t, i, v: set_at(t, i, v), (T, TO_TABLE, Fixed((4,)))),
     Case("index_put into rows", backward(lambda t, i: set_at(t, i, 2.0)), (M4, TO_ROWS)),
-    Case("index_put of positions, a relabel table", lambda ids, i: set_at(ids, i, torch.ones_like(i)), (Fixed((7,), LONG), TO_TABLE)),
+    Case(
+        "index_put of positions, a relabel table",
+        lambda ids, i: set_at(ids, i, torch.ones_like(i)),
+        (Fixed((7,), LONG), TO_TABLE),
+    ),
     Case("index_put at pairs", lambda t, i, j: set_at(t, (i, j), 2.0), (T, TO_TABLE, Rows("n", (), LONG, 0, 4))),
-    Case("index_put at pairs of rows", lambda t, i, j: set_at(t, (i, j), 2.0), (M4, TO_ROWS, Rows("n", (), LONG, 0, 4))),
-    Case("index_put behind a slice", backward(lambda t, j: set_at(t, (slice(None), j), 2.0)), (T, Rows("n", (), LONG, 0, 4))),
+    Case(
+        "index_put at pairs of rows", lambda t, i, j: set_at(t, (i, j), 2.0), (M4, TO_ROWS, Rows("n", (), LONG, 0, 4))
+    ),
+    Case(
+        "index_put behind a slice",
+        backward(lambda t, j: set_at(t, (slice(None), j), 2.0)),
+        (T, Rows("n", (), LONG, 0, 4)),
+    ),
     Case("index_put of negative ids", lambda t, i: set_at(t, i, 2.0), (T, Rows("n", (), LONG, -7, 7))),
     Case("index_put of 2-d ids", lambda t, i: set_at(t, i, 2.0), (T, Rows("n", (2,), LONG, 0, 7))),
     Case("index_put of a bad id", lambda t, i: set_at(t, i + 7, 2.0), (T, TO_TABLE), fails=always(Failure.USER_ERROR)),
     Case("accumulate", backward(lambda t, i, x: t.index_put((i,), x, accumulate=True)), (T, TO_TABLE, N4)),
     Case("accumulate into rows", lambda t, i, x: t.index_put((i,), x, accumulate=True), (M4, TO_ROWS, N4)),
-    Case("accumulate at pairs", lambda t, i, j, x: t.index_put((i, j), x, accumulate=True), (T, TO_TABLE, Rows("n", (), LONG, 0, 4), Rows("n"))),
-    Case("accumulate of 2-d ids", lambda t, i, x: t.index_put((i,), x, accumulate=True), (T, Rows("n", (2,), LONG, 0, 7), Rows("n", (2, 4)))),
+    Case(
+        "accumulate at pairs",
+        lambda t, i, j, x: t.index_put((i, j), x, accumulate=True),
+        (T, TO_TABLE, Rows("n", (), LONG, 0, 4), Rows("n")),
+    ),
+    Case(
+        "accumulate of 2-d ids",
+        lambda t, i, x: t.index_put((i,), x, accumulate=True),
+        (T, Rows("n", (2,), LONG, 0, 7), Rows("n", (2, 4))),
+    ),
     Case("masked write of a scalar", backward(lambda h, m: written(h, m, 1.5)), (N4, Rows("n", (), BOOL))),
     Case("masked write of a row", backward(lambda h, m, v: written(h, m, v)), (N4, Rows("n", (), BOOL), Fixed((4,)))),
-    Case("masked write of selected rows", backward(lambda h, m, x: written(h, m, x[m] * 2)), (N4, Rows("n", (), BOOL), N4)),
+    Case(
+        "masked write of selected rows",
+        backward(lambda h, m, x: written(h, m, x[m] * 2)),
+        (N4, Rows("n", (), BOOL), N4),
+    ),
     Case("masked write of an element", backward(lambda h, x: written(h, h > 0.2, x)), (N4, Fixed(()))),
     Case("masked accumulation through a layer", backward(masked_add), (N4, N4, Rows("n", (), BOOL), Fixed((4, 4)))),
-    Case("masked write into a table", backward(lambda t, i: written(t, torch.zeros(7, dtype=BOOL).index_fill(0, i, True), 1.0)), (T, TO_TABLE)),
+    Case(
+        "masked write into a table",
+        backward(lambda t, i: written(t, torch.zeros(7, dtype=BOOL).index_fill(0, i, True), 1.0)),
+        (T, TO_TABLE),
+    ),
     Case("masked write of too many rows", lambda h, m, v: written(h, m, v), (N4, Rows("n", (), BOOL), Fixed((11, 4)))),
     Case("masked_fill", backward(lambda h, m: h.masked_fill(m.unsqueeze(1), -1.0)), (N4, Rows("n", (), BOOL))),
-    Case("masked_fill by a tensor", lambda h, m, v: h.masked_fill(m.unsqueeze(1), v), (N4, Rows("n", (), BOOL), Fixed(()))),
-    Case("masked_scatter", backward(lambda h, m, v: h.masked_scatter(m, v)), (Rows("n"), Rows("n", (), BOOL), Fixed((20,)))),
-    Case("masked_scatter of rows", lambda h, m, v: h.masked_scatter(m.unsqueeze(1), v), (N4, Rows("n", (), BOOL), Fixed((50,)))),
+    Case(
+        "masked_fill by a tensor",
+        lambda h, m, v: h.masked_fill(m.unsqueeze(1), v),
+        (N4, Rows("n", (), BOOL), Fixed(())),
+    ),
+    Case(
+        "masked_scatter",
+        backward(lambda h, m, v: h.masked_scatter(m, v)),
+        (Rows("n"), Rows("n", (), BOOL), Fixed((20,))),
+    ),
+    Case(
+        "masked_scatter of rows",
+        lambda h, m, v: h.masked_scatter(m.unsqueeze(1), v),
+        (N4, Rows("n", (), BOOL), Fixed((50,))),
+    ),
     Case("put", lambda t, i: t.put(i, torch.ones_like(i, dtype=torch.float32)), (T, Rows("n", (), LONG, 0, 28))),
-    Case("masked_scatter of too few", lambda h, m, v: h.masked_scatter(m | ~m, v), (Rows("n"), Rows("n", (), BOOL), Fixed((5,)))),
+    Case(
+        "masked_scatter of too few",
+        lambda h, m, v: h.masked_scatter(m | ~m, v),
+        (Rows("n"), Rows("n", (), BOOL), Fixed((5,))),
+    ),
 ]
 
 

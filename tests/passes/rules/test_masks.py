@@ -18,9 +18,17 @@ def always(failure):
 
 CASES = [
     Case("mask", backward(lambda x, m: x[m]), (Rows("n", (4,)), Rows("n", (), BOOL))),
-    Case("one mask twice", backward(lambda x, y, m: (x[m] * y[m].unsqueeze(1))), (Rows("n", (4,)), Rows("n"), Rows("n", (), BOOL))),
+    Case(
+        "one mask twice",
+        backward(lambda x, y, m: x[m] * y[m].unsqueeze(1)),
+        (Rows("n", (4,)), Rows("n"), Rows("n", (), BOOL)),
+    ),
     Case("mask of a table", lambda t, x: t[x[:7].sum(1) > 0], (T, Fixed((9, 4)))),
-    Case("mask of a table by rows", backward(lambda t, i: t[torch.zeros(7, dtype=BOOL).index_fill(0, i, True)]), (T, TO_TABLE)),
+    Case(
+        "mask of a table by rows",
+        backward(lambda t, i: t[torch.zeros(7, dtype=BOOL).index_fill(0, i, True)]),
+        (T, TO_TABLE),
+    ),
     Case("2-d mask", backward(lambda x: x[x > 0]), (Rows("n", (4,)),)),
     Case("2-d mask over columns", lambda x: x.t()[x.t() > 0], (Rows("n", (4,)),)),
     Case("mask of columns", backward(lambda x, m: x[:, m]), (Rows("n", (7,)), Fixed((7,), BOOL))),
@@ -31,7 +39,9 @@ CASES = [
     Case("nonzero of a matrix", lambda x: (x > 0).nonzero(), (Rows("n", (4,)),)),
     Case("nonzero of columns", lambda x: (x.t() > 0).nonzero(), (Rows("n", (4,)),)),
     Case("where of a condition", lambda x: torch.where(x > 0)[0], (Rows("n"),)),
-    Case("nonzero as an index", backward(lambda x, m: x[m.nonzero().squeeze(1)]), (Rows("n", (4,)), Rows("n", (), BOOL))),
+    Case(
+        "nonzero as an index", backward(lambda x, m: x[m.nonzero().squeeze(1)]), (Rows("n", (4,)), Rows("n", (), BOOL))
+    ),
     Case("nonzero of a table", lambda t, x: t.nonzero() * x.sum().long(), (Fixed((7,), LONG), Rows("n"))),
     Case("masked_select", lambda x, m: x.masked_select(m), (Rows("n"), Rows("n", (), BOOL))),
     Case("masked_select of rows", lambda x, m: x.masked_select(m.unsqueeze(1)), (Rows("n", (4,)), Rows("n", (), BOOL))),

@@ -24,7 +24,8 @@ HERE = Path(__file__).parent
 PLAIN_IS_RIGHT = {
     "zgcompile.keyed_bits.default", "stack.default", "unbind.int", "split.Tensor", "abs.default", "add.Tensor",
     "add.Scalar", "sub.Tensor", "_to_copy.default", "clone.default", "native_dropout_backward.default",
-    "masked_fill.Tensor", "where.self", "threshold_backward.default", "lerp.Tensor", "leaky_relu_backward.default",
+    "masked_fill.Tensor", "where.self", "threshold_backward.default", "lerp.Tensor", "leaky_relu.default",
+    "leaky_relu_backward.default",
     "elu_backward.default", "gelu_backward.default", "sigmoid_backward.default", "tanh_backward.default",
     "softplus_backward.default", "hardtanh_backward.default", "log_sigmoid_forward.default",
     "log_sigmoid_backward.default", "fill.Scalar", "fill.Tensor", "_prelu_kernel.default", "glu.default",
@@ -82,7 +83,9 @@ def test_every_rule_is_met_and_bites(monkeypatch):
     assert sorted(str(op) for op in load_rules() if not met[op]) == []
     monkeypatch.setattr(harness, "check_static", lambda *_: None)
     rules = {op: str(op).removeprefix("aten.") for op in load_rules()}
-    unbitten = {name for op, name in rules.items() if name not in ENTRANCES and not bites(op, met[op][:14], monkeypatch)}
+    unbitten = {
+        name for op, name in rules.items() if name not in ENTRANCES and not bites(op, met[op][:14], monkeypatch)
+    }
     assert unbitten == PLAIN_IS_RIGHT
 
 
@@ -100,11 +103,33 @@ def test_an_op_without_a_rule_is_refused_by_name_and_line():
     [
         (lambda x: x.histc(4), (Rows("n"),), "aten.histc"),
         (lambda x: x.median(), (Rows("n"),), "aten.median"),
-        (lambda x, i, m: x[m, i], (Rows("n", (4,)), Fixed((1,), torch.int64, 0, 4), Rows("n", (), torch.bool)), "a boolean mask together with other indices"),
-        (lambda x: torch.nn.functional.layer_norm(x.t(), (x.shape[0],)), (Rows("n", (4,)),), "layer norm over a dynamic dimension"),
-        (lambda x: torch.unique_consecutive(x, dim=0), (Rows("n", (2,), torch.int64),), "unique_consecutive along a dimension"),
-        (lambda x: torch.unique(x.unsqueeze(1).expand(-1, x.shape[0]), dim=0), (Rows("n", (), torch.int64),), "unique along a dimension"),
-        (lambda t, i: torch.nn.functional.embedding(i, t.requires_grad_(), scale_grad_by_freq=True).sum().backward() or t.grad, (Fixed((7, 4)), Rows("n", (), torch.int64, 0, 7)), "scale_grad_by_freq"),
+        (
+            lambda x, i, m: x[m, i],
+            (Rows("n", (4,)), Fixed((1,), torch.int64, 0, 4), Rows("n", (), torch.bool)),
+            "a boolean mask together with other indices",
+        ),
+        (
+            lambda x: torch.nn.functional.layer_norm(x.t(), (x.shape[0],)),
+            (Rows("n", (4,)),),
+            "layer norm over a dynamic dimension",
+        ),
+        (
+            lambda x: torch.unique_consecutive(x, dim=0),
+            (Rows("n", (2,), torch.int64),),
+            "unique_consecutive along a dimension",
+        ),
+        (
+            lambda x: torch.unique(x.unsqueeze(1).expand(-1, x.shape[0]), dim=0),
+            (Rows("n", (), torch.int64),),
+            "unique along a dimension",
+        ),
+        (
+            lambda t, i: (
+                torch.nn.functional.embedding(i, t.requires_grad_(), scale_grad_by_freq=True).sum().backward() or t.grad
+            ),
+            (Fixed((7, 4)), Rows("n", (), torch.int64, 0, 7)),
+            "scale_grad_by_freq",
+        ),
     ],
 )
 def test_what_a_rule_refuses(fn, inputs, message):

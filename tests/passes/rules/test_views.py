@@ -20,8 +20,16 @@ CASES = [
     Case("columns first to rows", lambda x: x.t().reshape(-1, 4), (N4,)),
     Case("edges flat", lambda e: e.t().contiguous().view(-1), (Rows("n", (2,), LONG),)),
     Case("pairs", backward(lambda x, y: (x.unsqueeze(1) * y.unsqueeze(0)).reshape(-1, 4)), (N4, M4)),
-    Case("pairs of ids", lambda x, y: (x.unsqueeze(1) * 10 + y.unsqueeze(0)).view(-1), (Rows("n", (), LONG), Rows("m", (), LONG))),
-    Case("pairs apart again", backward(lambda x, y: (x.unsqueeze(1) * y.unsqueeze(0)).reshape(-1).view(x.shape[0], y.shape[0])), (N, Rows("m"))),
+    Case(
+        "pairs of ids",
+        lambda x, y: (x.unsqueeze(1) * 10 + y.unsqueeze(0)).view(-1),
+        (Rows("n", (), LONG), Rows("m", (), LONG)),
+    ),
+    Case(
+        "pairs apart again",
+        backward(lambda x, y: (x.unsqueeze(1) * y.unsqueeze(0)).reshape(-1).view(x.shape[0], y.shape[0])),
+        (N, Rows("m")),
+    ),
     Case("three axes", lambda x, y: (x.unsqueeze(1) + y.unsqueeze(0)).permute(2, 1, 0).reshape(-1), (N4, M4)),
     Case("flatten", backward(lambda x: x.flatten(1)), (Rows("n", (2, 3)),)),
     Case("flatten all", lambda x: x.flatten(), (Rows("n", (2, 3)),)),
