@@ -103,7 +103,9 @@ def check_randomness() -> None:
 def check_gate() -> None:
     """A batch that outgrows a capacity is trained on once."""
     line = Task.step.__code__.co_firstlineno + 1
-    trains_like_eager(batches(*[20] * 6), [8, 8, 8, 30, 30, 8], envelope=Envelope(caps={f"test_mutations.py:{line}": 10}))
+    trains_like_eager(
+        batches(*[20] * 6), [8, 8, 8, 30, 30, 8], envelope=Envelope(caps={f"test_mutations.py:{line}": 10})
+    )
 
 
 def check_lengths() -> None:
@@ -155,7 +157,9 @@ MUTATIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[[], No
 }
 
 
-@pytest.mark.parametrize("check", sorted({check for _, check in MUTATIONS.values()}, key=lambda c: c.__name__), ids=lambda c: c.__name__)
+@pytest.mark.parametrize(
+    "check", sorted({check for _, check in MUTATIONS.values()}, key=lambda c: c.__name__), ids=lambda c: c.__name__
+)
 def test_the_checks_pass(check):
     check()
 

@@ -1,4 +1,5 @@
-"""What the tests of whole steps share: a tiny world, an image of everything that must not change, and the comparison with
+"""What the tests of whole steps share: a tiny world, an image of everything that must not change, and the comparison
+with
 the untouched eager function."""
 
 from __future__ import annotations
@@ -69,7 +70,11 @@ def _image(value: Any, seen: dict[int, Any]) -> Any:
         kept = value.detach()
         if kept.device.type == "meta" or type(kept) not in (Tensor, nn.Parameter):
             return type(value).__name__, id(value), tuple(value.shape)
-        data = kept.clone().view(-1).view(torch.uint8).numpy().tobytes() if kept.layout is torch.strided and kept.numel() else b""
+        data = (
+            kept.clone().view(-1).view(torch.uint8).numpy().tobytes()
+            if kept.layout is torch.strided and kept.numel()
+            else b""
+        )
         return "tensor", id(value), tuple(value.shape), value.dtype, data, _image(grad, seen)
     if isinstance(value, (int, float, str, bytes, bool, type(None), ModuleType, type)):
         return ("value", type(value).__name__, str(value))
@@ -133,9 +138,18 @@ def marked(fn: Any) -> tuple[str, int]:
 
 @pytest.fixture(scope="session")
 def check_refused() -> Callable[..., ZgError]:
-    """`check_refused(step, *args, roots=[...])`: the compiled step refuses these arguments, at the marked line, and nothing is changed."""
+    """`check_refused(step, *args, roots=[...])`: the compiled step refuses these arguments, at the marked line, and
+    nothing is changed."""
 
-    def check(step: Any, *args: Any, roots: Sequence[Any] = (), kind: type[ZgError] = ZgError, line: int | None = None, source: Any = None, **kwargs: Any) -> ZgError:
+    def check(
+        step: Any,
+        *args: Any,
+        roots: Sequence[Any] = (),
+        kind: type[ZgError] = ZgError,
+        line: int | None = None,
+        source: Any = None,
+        **kwargs: Any,
+    ) -> ZgError:
         compiled = step if isinstance(step, zgcompile.CompiledStep) else zgcompile.compile(step, warmup=1)
         before = image(compiled.fn, *roots)
         with pytest.raises(ZgError) as caught:
@@ -195,13 +209,19 @@ def state_of(*holders: Any) -> dict[str, Any]:
 def assert_same(got: Any, want: Any, what: str, tolerance: float = 1e-5) -> None:
     if isinstance(want, Tensor):
         assert isinstance(got, Tensor), f"{what}: {type(got).__name__} instead of a tensor"
-        assert got.dtype == want.dtype and got.shape == want.shape, f"{what}: {got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
+        assert got.dtype == want.dtype and got.shape == want.shape, (
+            f"{what}: {got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
+        )
         if want.dtype.is_floating_point:
-            assert torch.allclose(got, want, rtol=tolerance, atol=tolerance, equal_nan=True), f"{what}: {got} instead of {want}"
+            assert torch.allclose(got, want, rtol=tolerance, atol=tolerance, equal_nan=True), (
+                f"{what}: {got} instead of {want}"
+            )
         else:
             assert torch.equal(got, want), f"{what}: {got} instead of {want}"
     elif isinstance(want, dict):
-        assert isinstance(got, dict) and got.keys() == want.keys(), f"{what}: keys {sorted(map(str, got))} instead of {sorted(map(str, want))}"
+        assert isinstance(got, dict) and got.keys() == want.keys(), (
+            f"{what}: keys {sorted(map(str, got))} instead of {sorted(map(str, want))}"
+        )
         for key in want:
             assert_same(got[key], want[key], f"{what}[{key}]", tolerance)
     elif isinstance(want, (list, tuple)):
@@ -210,7 +230,9 @@ def assert_same(got: Any, want: Any, what: str, tolerance: float = 1e-5) -> None
             assert_same(a, b, f"{what}[{i}]", tolerance)
     elif isinstance(want, float):
         assert isinstance(got, numbers.Real), f"{what}: {type(got).__name__}"
-        assert math.isclose(float(got), want, rel_tol=tolerance, abs_tol=tolerance) or (want != want and float(got) != float(got)), f"{what}: {got} instead of {want}"
+        assert math.isclose(float(got), want, rel_tol=tolerance, abs_tol=tolerance) or (
+            want != want and float(got) != float(got)
+        ), f"{what}: {got} instead of {want}"
     else:
         assert got == want, f"{what}: {got} instead of {want}"
 
@@ -237,11 +259,19 @@ def run(step: Any, batches: Sequence[Any], holders: Sequence[Any], between: Any,
 
 @pytest.fixture(scope="session")
 def compare() -> Callable[..., zgcompile.CompiledStep]:
-    """`compare(build, batches)`: `build()` gives (step, *holders) twice; the compiled step must do what the eager one does under
-    injected draws, after each call: outputs, state, gradients, generators; where eager raises, a ZgError and nothing changed.
+    """`compare(build, batches)`: `build()` gives (step, *holders) twice; the compiled step must do what the eager
+    one does under
+    injected draws, after each call: outputs, state, gradients, generators; where eager raises, a ZgError and nothing
+    changed.
     `between(i, *holders)` runs before call i in both worlds."""
 
-    def check(build: Callable[[], Sequence[Any]], batches: Sequence[Any], between: Any = None, tolerance: float = 1e-5, **options: Any) -> zgcompile.CompiledStep:
+    def check(
+        build: Callable[[], Sequence[Any]],
+        batches: Sequence[Any],
+        between: Any = None,
+        tolerance: float = 1e-5,
+        **options: Any,
+    ) -> zgcompile.CompiledStep:
         step, *holders = build()
         want = run(step, batches, holders, between, injected_draws)
         step, *holders = build()
@@ -270,4 +300,3 @@ def batches_of() -> Callable[..., list[Tensor]]:
         return [torch.randperm(NODES, generator=generator)[:n] for n in lengths]
 
     return make
-

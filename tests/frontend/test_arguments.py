@@ -89,7 +89,13 @@ def test_a_bad_argument_at_the_first_call(name, new_world, take_image):
     torch.manual_seed(3)
     rng = torch.get_rng_state()
     before = take_image(step, w)
-    kind = StepError if "index" in name else BadInput if "empty" in name else (ZgError, IndexError, RuntimeError, ValueError)
+    kind = (
+        StepError
+        if "index" in name
+        else BadInput
+        if "empty" in name
+        else (ZgError, IndexError, RuntimeError, ValueError)
+    )
     with pytest.raises(kind):
         compiled(BAD[name])
     assert take_image(step, w) == before
@@ -124,14 +130,23 @@ def test_batches_of_every_length(new_world, compare, batches_of):
             row, neighbour = w.neighbours(seeds)
             nodes, inverse = torch.cat([seeds, neighbour]).unique(return_inverse=True)
             h = w.model(w.x[nodes])
-            out = torch.zeros(seeds.numel(), 3).index_add(0, row, h[inverse[seeds.numel() :]]) + h[inverse[: seeds.numel()]]
+            out = (
+                torch.zeros(seeds.numel(), 3).index_add(0, row, h[inverse[seeds.numel() :]])
+                + h[inverse[: seeds.numel()]]
+            )
             loss = F.cross_entropy(out, w.y[seeds])
             w.train(loss)
             return loss, out, nodes, row
 
         return step, w
 
-    special = [torch.tensor([0, 1, 39]), torch.tensor([0]), torch.tensor([5, 5, 5, 7, 7]), torch.arange(40), torch.tensor([39, 39])]
+    special = [
+        torch.tensor([0, 1, 39]),
+        torch.tensor([0]),
+        torch.tensor([5, 5, 5, 7, 7]),
+        torch.arange(40),
+        torch.tensor([39, 39]),
+    ]
     compiled = compare(made, [*batches_of(24, 24, 17, 1, 2), *special, *batches_of(24, 3)], warmup=2, tolerance=1e-4)
     assert compiled.stats.replays >= 5
 
@@ -194,7 +209,9 @@ def test_scalars_and_structures_as_arguments(new_world, compare, batches_of):
             return step({"seeds": seeds, "label": w.y[seeds]}, scale={"loss": scale})
 
         del call
-        return (lambda seeds, scale, flag: step({"seeds": seeds, "label": w.y[seeds]}, scale={"loss": scale}, flag=flag)), w
+        return (
+            lambda seeds, scale, flag: step({"seeds": seeds, "label": w.y[seeds]}, scale={"loss": scale}, flag=flag)
+        ), w
 
     batches = batches_of(*[8] * 6)
     compare(made, [(b, (1.0, 1.0, 2.0, 1.0, 2.0, 1.0)[i], i == 3) for i, b in enumerate(batches)])
@@ -232,7 +249,8 @@ def test_an_argument_of_rows_that_are_not_contiguous(new_world, compare):
 
 
 def test_an_early_return_for_an_empty_selection(new_world, compare):
-    """`if m.numel() == 0: return None` with none, one, two, many rows: the user's own answer each time, through one capture."""
+    """`if m.numel() == 0: return None` with none, one, two, many rows: the user's own answer each time, through one
+    capture."""
 
     def made() -> Any:
         w = new_world()
@@ -247,7 +265,18 @@ def test_an_early_return_for_an_empty_selection(new_world, compare):
 
         return step, w
 
-    batch = [torch.tensor(v) for v in ([1, 21, 22, 23], [30, 2, 31, 3], [1, 2, 3, 4], [1, 2, 3, 25], [1, 25, 3, 26], [21, 22, 23, 24], [1, 2, 3, 4])]
+    batch = [
+        torch.tensor(v)
+        for v in (
+            [1, 21, 22, 23],
+            [30, 2, 31, 3],
+            [1, 2, 3, 4],
+            [1, 2, 3, 25],
+            [1, 25, 3, 26],
+            [21, 22, 23, 24],
+            [1, 2, 3, 4],
+        )
+    ]
     compiled = compare(made, batch)
     assert compiled.stats.traces == 1
     assert compiled.stats.preconditions >= 2
@@ -267,6 +296,9 @@ def test_batch_norm_with_one_row_raises_as_eager(new_world, compare):
 
         return step, w
 
-    batch = [torch.tensor(v) for v in ([1, 21, 22, 23], [30, 2, 31, 3], [1, 2, 3, 21], [21, 22, 23, 24], [4, 3, 2, 26], [21, 5, 23, 24])]
+    batch = [
+        torch.tensor(v)
+        for v in ([1, 21, 22, 23], [30, 2, 31, 3], [1, 2, 3, 21], [21, 22, 23, 24], [4, 3, 2, 26], [21, 5, 23, 24])
+    ]
     compiled = compare(made, batch)
     assert compiled.stats.traces == 1

@@ -63,7 +63,11 @@ def test_conditions_are_remembered_with_their_line(adam):
 
 def test_every_op_knows_its_line(adam):
     program = adam[0].program
-    ops = [n for n in program.fx_graph.graph.nodes if n.op == "call_function" and isinstance(n.meta.get("val"), torch.Tensor)]
+    ops = [
+        n
+        for n in program.fx_graph.graph.nodes
+        if n.op == "call_function" and isinstance(n.meta.get("val"), torch.Tensor)
+    ]
     known = [n for n in ops if user_line_from_stack_trace(n.meta.get("stack_trace") or "")]
     assert len(known) > 0.9 * len(ops)
 
@@ -152,7 +156,6 @@ def test_two_traces_that_differ_are_refused(new_world, batches_of):
     def step(seeds):
         return w.x[seeds] * id(object())
 
-    kept: list[Any] = []
     import itertools
 
     source = itertools.count(1)
@@ -162,7 +165,7 @@ def test_two_traces_that_differ_are_refused(new_world, batches_of):
 
     with pytest.raises(CaptureRefused):
         captured(counted, *batches_of(8))
-    del step, kept
+    del step
 
 
 def test_a_hidden_module_is_traced_with_its_private_copies(new_world, compare, batches_of):

@@ -19,7 +19,7 @@ def test_sizes_and_numbers_read_in_the_step(new_world, compare, batches_of):
         w = new_world()
 
         def step(seeds):
-            row, neighbour = w.neighbours(seeds)
+            _row, neighbour = w.neighbours(seeds)
             n = len(seeds)
             k = min(3, n)
             m = max(1, len(neighbour))
@@ -30,7 +30,19 @@ def test_sizes_and_numbers_read_in_the_step(new_world, compare, batches_of):
             loss = F.cross_entropy(w.model(w.x[seeds]), w.y[seeds], reduction="sum") / n + padded.sum() / m
             w.train(loss)
             sizes = torch.tensor([n, total])
-            return loss, k, m, total, n * 2 + total, n / 2, float(loss), loss.item() / n, seeds[:k], sizes, x_mean(w.x[seeds])
+            return (
+                loss,
+                k,
+                m,
+                total,
+                n * 2 + total,
+                n / 2,
+                float(loss),
+                loss.item() / n,
+                seeds[:k],
+                sizes,
+                x_mean(w.x[seeds]),
+            )
 
         def x_mean(x):
             return x.sum(0) / x.size(0)
@@ -65,7 +77,10 @@ def test_constants_made_from_python_numbers(new_world, compare, batches_of):
         ("between", False),
         ("after", True),
         ("after", False),
-        *(pytest.param(p, n, marks=pytest.mark.slow) for p, n in (("before", False), ("between", True), ("twice", True), ("twice", False))),
+        *(
+            pytest.param(p, n, marks=pytest.mark.slow)
+            for p, n in (("before", False), ("between", True), ("twice", True), ("twice", False))
+        ),
     ],
 )
 def test_zero_grad_in_every_place(new_world, compare, batches_of, place, to_none):
@@ -190,7 +205,11 @@ def test_two_optimizers_groups_clipping_and_frozen_parameters(new_world, compare
             nn.init.uniform_(p, -0.5, 0.5)
         w.model[2].requires_grad_(False)
         first = torch.optim.SGD(
-            [{"params": [w.model[0].weight], "lr": 0.3}, {"params": [w.model[0].bias], "lr": 0.01, "weight_decay": 0.1}], lr=0.1
+            [
+                {"params": [w.model[0].weight], "lr": 0.3},
+                {"params": [w.model[0].bias], "lr": 0.01, "weight_decay": 0.1},
+            ],
+            lr=0.1,
         )
         second = torch.optim.AdamW(w.model[4].parameters(), lr=0.02)
 

@@ -53,11 +53,11 @@ def test_train_and_eval_flips_are_two_captures(new_world, compare, batches_of):
 
 def test_a_rebound_tensor_of_the_same_shape(new_world, compare, batches_of):
     """An attribute, a closure variable and a global, one after the other."""
-    global TABLE  # noqa: PLW0603
+    global TABLE
     first = TABLE
 
     def build() -> Any:
-        global TABLE  # noqa: PLW0603
+        global TABLE
         TABLE = first
         w = new_world()
         bias = torch.zeros(40)
@@ -75,7 +75,7 @@ def test_a_rebound_tensor_of_the_same_shape(new_world, compare, batches_of):
         return step, w
 
     def between(i: int, w: Any) -> None:
-        global TABLE  # noqa: PLW0603
+        global TABLE
         if i == 3:
             w.x = w.x.flip(0).clone()
         if i == 5:
@@ -90,10 +90,10 @@ def test_a_rebound_tensor_of_the_same_shape(new_world, compare, batches_of):
 
 
 def test_a_python_number_that_changes(new_world, compare, batches_of):
-    global SCALE  # noqa: PLW0603
+    global SCALE
 
     def build() -> Any:
-        global SCALE  # noqa: PLW0603
+        global SCALE
         SCALE = 1.0
         w = new_world()
         w.k = 2
@@ -108,7 +108,7 @@ def test_a_python_number_that_changes(new_world, compare, batches_of):
         return step, w
 
     def between(i: int, w: Any) -> None:
-        global SCALE  # noqa: PLW0603
+        global SCALE
         SCALE = 1.0 if i < 3 else 0.5
         w.k = 2 if i < 5 else 3
         w.settings["fanout"] = 3 if i < 7 else 4

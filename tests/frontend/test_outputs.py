@@ -27,7 +27,7 @@ def test_kept_losses_are_values_of_their_own(new_world, compare, batches_of):
         return step, w
 
     batches = batches_of(*[8] * 50)
-    w_step, w = build()
+    w_step, _w = build()
     torch.manual_seed(7)
     want = [w_step(b).detach() for b in batches]
     step, _ = build()
@@ -55,7 +55,7 @@ def test_rows_have_their_true_shape_and_are_never_overwritten(new_world, compare
 
     compiled = compare(build, batches_of(8, 8, 5, 8, 1, 7))
     assert compiled.stats.replays == 5
-    step, w = build()
+    step, _w = build()
     compiled = zgcompile.compile(step, warmup=1)
     kept = [compiled(b) for b in batches_of(8, 8, 5, 8)]
     copies = [tuple(t.clone() for t in out) for out in kept]
@@ -129,7 +129,15 @@ def returned(new_world, batches_of):
         loss = w.loss(seeds)
         w.train(loss)
         hits = (w.model(w.x[seeds]).argmax(1) == w.y[seeds]).sum()
-        return float(loss), loss.item(), int(hits), hits.item(), seeds.size(0), loss.item() * 2 + 1, hits.item() / len(seeds)
+        return (
+            float(loss),
+            loss.item(),
+            int(hits),
+            hits.item(),
+            seeds.size(0),
+            loss.item() * 2 + 1,
+            hits.item() / len(seeds),
+        )
 
     batches = batches_of(8, 8, 8)
     torch.manual_seed(0)
@@ -162,7 +170,9 @@ def test_returned_numbers_are_numbers(returned):
     assert sum([loss, item]) == pytest.approx(2 * want, abs=1e-5)
     assert max(loss, 0) == loss and min([item, 1e9]) == item and abs(-loss) == abs(loss)
     assert round(loss, 2) == round(float(loss), 2) and loss + 1 == 1 + loss and loss / 2 == float(loss) / 2
-    assert [10, 20, 30, 40, 50, 60, 70, 80, 90][hits] == (want_hits + 1) * 10 and list(range(hits)) == list(range(want_hits))
+    assert [10, 20, 30, 40, 50, 60, 70, 80, 90][hits] == (want_hits + 1) * 10 and list(range(hits)) == list(
+        range(want_hits)
+    )
     assert bool(loss) and hash(loss) == hash(float(loss))
     assert torch.tensor(float(loss)).item() == pytest.approx(want)
     assert step.stats.deferred_reads > 0

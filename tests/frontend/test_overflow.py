@@ -1,4 +1,5 @@
-"""A batch that outgrows a capacity changes nothing in the replay, runs once more at exact sizes, and training goes on as eager."""
+"""A batch that outgrows a capacity changes nothing in the replay, runs once more at exact sizes, and training goes
+on as eager."""
 
 from __future__ import annotations
 
@@ -53,12 +54,19 @@ def make(new_world: Any) -> Any:
 
 
 SMALL = torch.tensor([0, 1, 39])  # isolated nodes: no edge, three nodes
-BATCHES = [torch.tensor(v) for v in ([5, 9, 14, 22], [30, 2, 7, 18], [0, 1, 39], [11, 12, 13, 14], [25, 26, 27, 28], [8, 3], [6, 16, 33, 36])]
+BATCHES = [
+    torch.tensor(v)
+    for v in ([5, 9, 14, 22], [30, 2, 7, 18], [0, 1, 39], [11, 12, 13, 14], [25, 26, 27, 28], [8, 3], [6, 16, 33, 36])
+]
 
 
-@pytest.mark.parametrize("site", ["edges", "late", pytest.param("kept", marks=pytest.mark.slow), pytest.param("nodes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "site",
+    ["edges", "late", pytest.param("kept", marks=pytest.mark.slow), pytest.param("nodes", marks=pytest.mark.slow)],
+)
 def test_overflow_at_each_site(site, new_world, compare, monkeypatch, take_image):
-    """The capacity of one size is 2 or 5; what the failed replay left behind is looked at before the batch runs again."""
+    """The capacity of one size is 2 or 5; what the failed replay left behind is looked at before the batch runs
+    again."""
     seen: list[int] = []
     real_overflow, real_call = Specialisation.overflow, Specialisation.run_replay
     before: list[Any] = []

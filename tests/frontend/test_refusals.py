@@ -14,8 +14,6 @@ from torch import nn
 import zgcompile
 from zgcompile.errors import CaptureRefused, UnsupportedOp, ZgError
 
-# ruff: noqa: PLW0603
-
 COUNT = 0
 SEEN: dict[str, int] = {}
 Case = Callable[[Any], Any]
@@ -302,7 +300,9 @@ def test_refused(name, new_world, check_refused, batches_of):
     random.seed(1)
     np.random.seed(1)
     torch.manual_seed(1)
-    error = check_refused(step, *batches_of(8), kind=kind, source=getattr(step, "source", None), roots=[world, *roots_of(step)])
+    error = check_refused(
+        step, *batches_of(8), kind=kind, source=getattr(step, "source", None), roots=[world, *roots_of(step)]
+    )
     if name in ("sparse_adam", "lbfgs", "radam", "asgd", "rprop"):
         assert name.replace("_", "") in error.what.lower(), "refused by name"
 

@@ -1,4 +1,5 @@
-"""Python state and host random numbers that a replay would freeze are refused at the first call, with nothing changed."""
+"""Python state and host random numbers that a replay would freeze are refused at the first call, with nothing
+changed."""
 
 from __future__ import annotations
 
@@ -12,8 +13,6 @@ import torch
 from torch import nn
 
 from zgcompile.errors import CaptureRefused, PythonStateChanged, ZgError
-
-# ruff: noqa: PLW0603
 
 COUNT = 0
 SEEN: dict[str, int] = {}

@@ -133,7 +133,7 @@ def test_two_compiled_steps_share_one_model(new_world, batches_of):
 
 def test_inputs_may_be_freed(new_world, batches_of):
     """Nothing of the first calls is needed later."""
-    step, w = adam(new_world)()
+    step, _w = adam(new_world)()
     oracle, _ = adam(new_world)()
     compiled = zgcompile.compile(step, warmup=1)
     batches = batches_of(*[8] * 5)

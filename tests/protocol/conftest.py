@@ -1,7 +1,8 @@
-"""What the protocol tests share: a sampled training step on a tiny input graph, its twin under injected draws, and a forced status.
+"""What the protocol tests share: a sampled training step on a tiny input graph, its twin under injected draws, a forced
+status.
 
-A forced failure is real for the device: an op in the lowered FX graph sets one slot of the metadata buffer, so the publish, the gate
-of every state write and the host all see it.
+A forced failure is real for the device: an op in the lowered FX graph sets one slot of the metadata buffer, so the
+publish, the gate of every state write and the host all see it.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ def forced() -> Iterator[Forced]:
 class Trainer:
     """A sampled step with all kinds of state. The same options give the same trainer.
 
-    `zero`: where `zero_grad` is called: "before", "between" (forward and backward), "after" or "never". `step_inside`: the optimizer
-    steps in the step, not outside of it. `light`: no neighbours and no BatchNorm, quick to capture.
+    `zero`: where `zero_grad` is called: "before", "between" (forward and backward), "after" or "never". `step_inside`:
+    the optimizer steps in the step, not outside of it. `light`: no neighbours and no BatchNorm, quick to capture.
     """
 
     def __init__(
@@ -114,7 +115,9 @@ class Trainer:
         self.y = torch.randint(0, CLASSES, (nodes,), generator=generator).to(device)
         # No bias before a BatchNorm: its gradient is rounding noise, which Adam blows up.
         linear = nn.Linear(FEATURES if light else 2 * FEATURES, CLASSES, bias=False)
-        self.model = nn.Sequential(linear, nn.Identity() if light else nn.BatchNorm1d(CLASSES), nn.Dropout(0.2)).to(dtype)
+        self.model = nn.Sequential(linear, nn.Identity() if light else nn.BatchNorm1d(CLASSES), nn.Dropout(0.2)).to(
+            dtype
+        )
         self.embedding = nn.Parameter(torch.empty(FEATURES, dtype=dtype))
         with torch.no_grad():
             for p in (*self.model.parameters(), self.embedding):
@@ -185,7 +188,7 @@ class Trainer:
         """A copy of all state and gradients, of the generator too."""
         kept = {k: v.detach().clone() for k, v in self.tensors().items()}
         grads = {k: None if p.grad is None else p.grad.clone() for k, p in self.parameters().items()}
-        return {"tensors": kept, "grads": grads, "random": torch.get_rng_state()}
+        return {"tensors": kept, "grads": grads, "random": get_random(self.device)}
 
     def restore(self, kept: dict[str, Any]) -> None:
         """Back to what `save` gave, in place."""
@@ -198,7 +201,16 @@ class Trainer:
                     p.grad.copy_(grad)
                 else:
                     p.grad = None if grad is None else grad.clone()
-        torch.set_rng_state(kept["random"])
+        set_random(self.device, kept["random"])
+
+
+def get_random(device: str) -> Tensor:
+    """The state of the default generator that a step on `device` draws from."""
+    return torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
+
+
+def set_random(device: str, state: Tensor) -> None:
+    (torch.cuda.set_rng_state if device == "cuda" else torch.set_rng_state)(state)
 
 
 def assert_close(got: Any, want: Any, what: str, rel: float) -> None:
@@ -207,7 +219,9 @@ def assert_close(got: Any, want: Any, what: str, rel: float) -> None:
         assert got is want, f"{what}: {got} instead of {want}"
         return
     got, want = torch.as_tensor(got).detach().cpu(), torch.as_tensor(want).detach().cpu()
-    assert got.shape == want.shape and got.dtype == want.dtype, f"{what}: {got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
+    assert got.shape == want.shape and got.dtype == want.dtype, (
+        f"{what}: {got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
+    )
     if not want.dtype.is_floating_point:
         assert torch.equal(got, want), f"{what}: {got} instead of {want}"
     elif want.numel():
@@ -225,7 +239,7 @@ def assert_same_state(got: dict[str, Any], want: dict[str, Any], rel: float, whe
 
 
 class Pair:
-    """A compiled trainer and its eager twin, called on the same batches with the same numbers and compared after each call."""
+    """A compiled trainer and its eager twin: the same batches with the same numbers, compared after each call."""
 
     def __init__(self, build: Callable[[], Trainer], rel: float = 1e-9, **options: Any) -> None:
         self.mine, self.twin, self.rel = build(), build(), rel
@@ -239,11 +253,11 @@ class Pair:
 
     def expect(self, batch: Tensor) -> Tensor:
         """What eager gives; the generator is back where it was."""
-        state = torch.get_rng_state()
+        state = get_random(self.mine.device)
         with injected_draws(device=self.mine.device):
             want = self.twin.step(batch)
-        self.after = torch.get_rng_state()
-        torch.set_rng_state(state)
+        self.after = get_random(self.mine.device)
+        set_random(self.mine.device, state)
         return want
 
     def call(self, batch: Tensor | None = None) -> Tensor:
@@ -251,7 +265,7 @@ class Pair:
         batch = self.mine.batch(self.calls) if batch is None else batch
         want = self.expect(batch)
         got = self.compiled(batch)
-        assert torch.equal(torch.get_rng_state(), self.after), "the generator is not where eager's is"
+        assert torch.equal(get_random(self.mine.device), self.after), "the generator is not where eager's is"
         assert_close(got, want, f"call {self.calls}, loss", self.rel)
         self.check()
         return got
@@ -269,7 +283,9 @@ class Pair:
         """Both trainers as they were at the first `begin`, so that tests can share a capture."""
         self.both(lambda t: t.model.train())
         self.ready()
-        groups = [{k: v for k, v in t.optimizer.param_groups[0].items() if k != "params"} for t in (self.mine, self.twin)]
+        groups = [
+            {k: v for k, v in t.optimizer.param_groups[0].items() if k != "params"} for t in (self.mine, self.twin)
+        ]
         if self.first is None:
             self.first = [(t.save(), group) for t, group in zip((self.mine, self.twin), groups, strict=True)]
         for trainer, (kept, group) in zip((self.mine, self.twin), self.first, strict=True):

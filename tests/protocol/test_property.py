@@ -1,4 +1,4 @@
-"""Any order of what happens to a training run gives what the eager function gives under injected draws, call by call."""
+"""Any order of events in a training run gives what the eager function gives under injected draws, call by call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ ACTION = st.one_of(
     st.tuples(st.just("mode"), st.booleans()),
     st.tuples(st.just("new capture"), st.just(0)),
 )
-FEW = {"derandomize": True, "deadline": None, "database": None, "phases": [Phase.generate], "suppress_health_check": list(HealthCheck)}
+FEW = {
+    "derandomize": True,
+    "deadline": None,
+    "database": None,
+    "phases": [Phase.generate],
+    "suppress_health_check": list(HealthCheck),
+}
 
 
 class Run:
@@ -36,7 +42,9 @@ class Run:
         self.pair, self.forced, self.same_state = pair.begin(), forced, same_state
         torch.manual_seed(0)
         schedulers = []
-        pair.both(lambda t: schedulers.append(torch.optim.lr_scheduler.MultiplicativeLR(t.optimizer, lambda _: self.factor)))
+        pair.both(
+            lambda t: schedulers.append(torch.optim.lr_scheduler.MultiplicativeLR(t.optimizer, lambda _: self.factor))
+        )
         self.schedulers, self.factor = schedulers, 1.0
 
     def act(self, action: str, value: Any) -> None:

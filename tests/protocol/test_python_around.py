@@ -1,4 +1,4 @@
-"""What scripts do between steps: schedulers, direct writes, checkpoints, modes, rebinding, numbers kept and read, interrupts."""
+"""What scripts do between steps: schedulers, direct writes, checkpoints, modes, rebinding, kept numbers, interrupts."""
 
 from __future__ import annotations
 
@@ -34,8 +34,12 @@ SCHEDULERS: dict[str, Any] = {
     "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.001, 0.1, step_size_up=2),
     "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=8),
     "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0, threshold=1e3),
-    "SequentialLR": lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.ConstantLR(o, 0.1, 2), lr_scheduler.ExponentialLR(o, 0.9)], [2]),
-    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.ConstantLR(o, 0.1, 2), lr_scheduler.ExponentialLR(o, 0.9)]),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o, 0.1, 2), lr_scheduler.ExponentialLR(o, 0.9)], [2]
+    ),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.1, 2), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
     "SWALR": lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=0.05, anneal_epochs=3),
 }
 
@@ -50,21 +54,24 @@ def counts(pair: Any) -> tuple[int, int]:
 
 
 def test_every_scheduler_is_listed():
-    listed = {n for n, c in vars(lr_scheduler).items() if isinstance(c, type) and issubclass(c, lr_scheduler.LRScheduler)}
+    listed = {
+        n for n, c in vars(lr_scheduler).items() if isinstance(c, type) and issubclass(c, lr_scheduler.LRScheduler)
+    }
     assert listed - {"LRScheduler", "_LRScheduler"} == SCHEDULERS.keys() - {"SWALR"}
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize("name", list(SCHEDULERS))
 def test_schedulers(either, name):
-    """Five steps equal to eager; nothing is traced or captured anew, and PyTorch does not warn of the order of calls."""
+    """Five steps equal to eager; nothing is traced or captured anew, PyTorch does not warn of the order of calls."""
     before = counts(either)
     rates, made = [], {}
     either.both(lambda t: made.update({id(t): SCHEDULERS[name](t.optimizer)}))
     for _ in range(5):
         loss = either.call()
         rates.append(tuple(v for v in map(either.mine.optimizer.param_groups[0].get, ("lr", "momentum", "betas"))))
-        either.both(lambda t, x=float(loss.detach()): made[id(t)].step(*([x] if name == "ReduceLROnPlateau" else [])))
+        metric = [float(loss)] if name == "ReduceLROnPlateau" else []
+        either.both(lambda t, metric=metric: made[id(t)].step(*metric))
     assert len(set(rates)) > 1, "the scheduler changed nothing"
     assert counts(either) == before
 
@@ -130,6 +137,24 @@ def copy_state(source: Any, target: Any) -> None:
     target.optimizer.load_state_dict(copy.deepcopy(source.optimizer.state_dict()))
 
 
+def test_a_checkpoint_into_a_step_that_was_compiled_in_mid_training(forced, new_pair, new_trainer):
+    """State that exists at the capture is found where it is held: `load_state_dict` puts new tensors there."""
+    pair = new_pair(lambda: new_trainer(torch.optim.SGD, momentum=0.9, light=True))
+    batch = pair.mine.batch(50)
+    for trainer in (pair.mine, pair.twin):
+        with injected_draws(1):
+            trainer.step(batch)
+    pair.ready()
+    kept = copy.deepcopy(pair.mine.optimizer.state_dict())
+    for _ in range(3):
+        pair.call()
+    traces = pair.compiled.stats.traces
+    pair.both(lambda t: t.optimizer.load_state_dict(copy.deepcopy(kept)))
+    for _ in range(3):
+        pair.call()
+    assert pair.compiled.stats.traces == traces
+
+
 def test_train_and_eval(sgd_pair):
     """Each mode is a capture of its own, used again when its turn comes."""
     for mode in (False, True, False, True, True, False, True):
@@ -144,7 +169,7 @@ def test_train_and_eval(sgd_pair):
 
 
 def test_parameters_replaced(forced, new_pair, new_trainer):
-    """`p.data = ...`, a new Parameter, and the same in the optimizer: the next call uses what is there now, as eager does."""
+    """`p.data = ...`, a new Parameter, the same in the optimizer: the next call uses what is there, as eager does."""
     pair = new_pair(lambda: new_trainer(torch.optim.SGD, light=True)).ready()
     traces = pair.compiled.stats.traces
 
@@ -167,12 +192,9 @@ def test_parameters_replaced(forced, new_pair, new_trainer):
 
 
 def test_a_rebound_input_tensor(forced, new_pair, new_trainer):
-    """A feature table that the user replaces by another one, of the same shape and then of another one."""
+    """A feature table that the user replaces by another one, and one that he writes in place."""
     pair = new_pair(lambda: new_trainer(torch.optim.SGD, light=True)).ready()
     pair.both(lambda t: setattr(t, "x", t.x * 2 + 1))
-    for _ in range(2):
-        pair.call()
-    pair.both(lambda t: setattr(t, "y", t.y.roll(1)))
     for _ in range(2):
         pair.call()
     pair.both(lambda t: t.x.mul_(0.5))  # in place: no new capture
@@ -204,7 +226,7 @@ def test_fifty_losses_are_fifty_tensors(pair):
 
 @pytest.fixture(scope="module")
 def reading() -> Any:
-    """A replaying step that returns float(mean), an int item, a tensor; and the eager values for the batch [1, 2, 4]."""
+    """A replaying step that returns float(mean), an int item and a tensor."""
     weights = torch.arange(10, dtype=torch.float64) / 4
 
     def step(ids):
@@ -250,7 +272,7 @@ MEAN = 1.75 / 3
         lambda v: "%.3f" % v,  # noqa: UP031
         lambda v: json.dumps(float(v)),
         lambda v: (v + 1, 1 + v, v - 1, 1 - v, v * 2, 2 * v, v / 2, 2 / v, v // 0.1, v % 0.1, v**2, 2**v, -v, +v),
-        lambda v: (v == v, v < 1, v > 1, v <= 1, v >= 1, v != 2, 1 > v, v in (1, v), v == v + 0),
+        lambda v: (v == v, v < 1, v > 1, v <= 1, v >= 1, v != 2, v in (1, v), v == v + 0),
         lambda v: (sum([v, v]), max(v, 0), min([v, 3]), sorted([v, 0.1, 2])),
         lambda v: ({v: 1}[v + 0], len({v, v + 0})),
         lambda v: torch.tensor([float(v)]).tolist(),
@@ -287,8 +309,8 @@ def test_deferred_numbers_wait_only_when_read(reading):
 
 @pytest.mark.parametrize("place", ["run", "results", "hand_out_gradients", "run_at_exact_sizes"])
 def test_an_interrupt_leaves_a_consistent_state(pair, forced, place, monkeypatch, same_state):
-    """Ctrl-C before anything was launched, or in the overflow re-run: as if never called. Behind the replay: the step has happened.
-    The next call is right either way."""
+    """Ctrl-C before anything was launched, or in the overflow re-run: as if never called. Behind the replay: the step
+    has happened. The next call is right either way."""
     subject = pair.compiled.specialisations[0]
     pair.call()
     before = pair.mine.save()

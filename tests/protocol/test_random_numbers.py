@@ -29,7 +29,13 @@ class Drawing:
         uniform = torch.rand(row.numel(), dtype=torch.float64)
         kept = row[uniform < 0.5]
         self.total += uniform.sum()
-        return uniform, kept, torch.randn(seeds.numel(), 2), torch.randint(0, 9, (kept.numel(),)), torch.randperm(seeds.numel())
+        return (
+            uniform,
+            kept,
+            torch.randn(seeds.numel(), 2),
+            torch.randint(0, 9, (kept.numel(),)),
+            torch.randperm(seeds.numel()),
+        )
 
 
 BATCHES = [torch.randperm(40, generator=torch.Generator().manual_seed(i))[: 12 if i % 3 else 5] for i in range(40)]
@@ -45,7 +51,9 @@ def eager_draws(seed: int, batches: list[Tensor]) -> list[tuple[Tensor, ...]]:
 
 
 def equal(a: Any, b: Any) -> bool:
-    return len(a) == len(b) and all(torch.equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True))
+    return len(a) == len(b) and all(
+        torch.equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +105,7 @@ def test_get_and_set_rng_state(drawing):
 
 
 def test_resume_in_a_new_process(drawing):
-    """A run of 8 steps is one of 3, and, from the saved generator state, one of 5 through a new compiled step that warms up again."""
+    """A run of 8 steps is one of 3 and, from the saved generator state, one of 5 through a new compiled step."""
     want = eager_draws(6, BATCHES[:8])
     torch.manual_seed(6)
     first = [drawing(b) for b in BATCHES[:3]]
@@ -108,7 +116,7 @@ def test_resume_in_a_new_process(drawing):
     assert resumed.stats.replays >= 2
 
 
-@pytest.mark.parametrize("warmup,headroom", [(1, 1.0), (4, 3.0), (2, None)])
+@pytest.mark.parametrize(("warmup", "headroom"), [(1, 1.0), (4, 3.0), (2, None)])
 def test_same_draws_for_any_warm_up_and_headroom(forced, warmup, headroom):
     """Padding, capacities, warm-up, forced and real overflows and new captures change no draw."""
     want = eager_draws(8, BATCHES[:24])

@@ -31,11 +31,15 @@ class SeenIds:
     def of(ids: torch.Tensor) -> SeenIds:
         low, high = torch.aminmax(ids)
         ordered = bool((ids[1:] >= ids[:-1]).all())
-        return SeenIds(int(low), int(high), torch.unique(ids).numel() == ids.numel(), ids.numel() - 1 if ordered else None)
+        return SeenIds(
+            int(low), int(high), torch.unique(ids).numel() == ids.numel(), ids.numel() - 1 if ordered else None
+        )
 
     def union(self, other: SeenIds) -> SeenIds:
         ascending = None if self.ascending is None or other.ascending is None else self.ascending + other.ascending
-        return SeenIds(min(self.low, other.low), max(self.high, other.high), self.distinct and other.distinct, ascending)
+        return SeenIds(
+            min(self.low, other.low), max(self.high, other.high), self.distinct and other.distinct, ascending
+        )
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,9 @@ class BatchPool:
         now = tuple(SeenIds.of(t) if _is_integer(t) and t.dim() == 1 else None for t in arguments)
         if self.seen is None:
             return BatchPool(now)
-        return replace(self, seen=tuple(b if a is None or b is None else a.union(b) for a, b in zip(self.seen, now, strict=True)))
+        return replace(
+            self, seen=tuple(b if a is None or b is None else a.union(b) for a, b in zip(self.seen, now, strict=True))
+        )
 
     def refusal(self, index: int, tensor: torch.Tensor, rows: int) -> str | None:
         """Why `rows` rows of argument `index`, such as `tensor`, cannot be drawn; None where they can."""

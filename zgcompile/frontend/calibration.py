@@ -69,7 +69,11 @@ class Calibrator:
     def lengths(self) -> list[sympy.Symbol]:
         """The symbol of each length of the arguments, in order."""
         nodes = self.program.fx_graph.graph.nodes
-        return [next(iter(n.meta["unbacked_bindings"])) for n in nodes if n.target is torch.ops.zgcompile.dynamic_rows.default]
+        return [
+            next(iter(n.meta["unbacked_bindings"]))
+            for n in nodes
+            if n.target is torch.ops.zgcompile.dynamic_rows.default
+        ]
 
     @cached_property
     def prefix(self) -> SamplingPrefix:
@@ -196,7 +200,10 @@ class Calibrator:
                     arguments.append(tensor.detach().to(run.device if entry.device.type != "cpu" else entry.device))
                 yield arguments
             if none:
-                raise BadInput("Envelope(batches=...) gave no batch", advice="return an iterable anew at each call: batches=lambda: loader")
+                raise BadInput(
+                    "Envelope(batches=...) gave no batch",
+                    advice="return an iterable anew at each call: batches=lambda: loader",
+                )
 
     def _check_alike(self, sample: np.ndarray, calls: Sequence[Counts]) -> None:
         centre, spread = sample.mean(axis=0), sample.std(axis=0)
@@ -226,4 +233,8 @@ def _suits(tensor: torch.Tensor, entry: Any) -> bool:
 
 
 def _described(value: Any) -> str:
-    return f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"{type(value).__name__}"
+    return (
+        f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+        if isinstance(value, torch.Tensor)
+        else f"{type(value).__name__}"
+    )

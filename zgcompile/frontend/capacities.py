@@ -66,7 +66,11 @@ class Capacities:
             full = [c for c in self.exact if all(c.get(symbol) == rows for symbol, rows in lengths.items())]
             run = DryRun(launch, [t.detach() for t in lifted], self.pool, list(lengths.values()), device)
             self.fitted, self.record = self.calibrator.dry(run, observed, full)
-            if self.record is not None and self.record.source == "headroom" and self.asked.max_overflow_probability is not None:
+            if (
+                self.record is not None
+                and self.record.source == "headroom"
+                and self.asked.max_overflow_probability is not None
+            ):
                 warnings.warn(
                     f"{code_line(self.fn)}: Envelope(max_overflow_probability=) cannot be kept, capacities are the {self.record}",
                     EnvelopeWarning,

@@ -1,4 +1,5 @@
-"""The first look at a step: run once on fake tensors to find its modules, optimizers, outside tensors and created state."""
+"""The first look at a step: run once on fake tensors to find its modules, optimizers, outside tensors and created
+state."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class CreatedState:
 
 @dataclass
 class Discovery:
-    """What one step of the user's function touches. `live_grads` maps id(parameter) to whether `.grad` is set afterwards."""
+    """What one step of the user's function touches. `live_grads` maps id(parameter) to whether `.grad` is set
+    afterwards."""
 
     modules: list[torch.nn.Module] = field(default_factory=list)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
@@ -91,15 +93,25 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer) -> None:
             raise CaptureRefused(f"{kind.__name__} cannot be captured", where=current_user_line(), advice=advice)
 
 
-def discover(run: Callable[[], Any], fake_mode: FakeTensorMode, found: Discovery, meet: Callable[[Any], None]) -> Discovery:
-    """Run `run()` on fake tensors under `fake_mode`; the caller restores the Python state afterwards. What it returns may be
+def discover(
+    run: Callable[[], Any], fake_mode: FakeTensorMode, found: Discovery, meet: Callable[[Any], None]
+) -> Discovery:
+    """Run `run()` on fake tensors under `fake_mode`; the caller restores the Python state afterwards. What it
+    returns may be
     outside tensors that no op touched: they are lifted too."""
     lift = LiftMode(fake_mode)
     key = fake_mode.from_tensor(torch.zeros((), dtype=torch.int64, device="cpu"))
     shape_env = fake_mode.shape_env
     assert isinstance(shape_env, EnvelopeShapeEnv)
     hooks = StepHooks(found, meet)
-    with hooks.installed(), fake_mode, enable_python_dispatcher(), KeyedDraws(key), lifted_autograd_functions(lift), lift:
+    with (
+        hooks.installed(),
+        fake_mode,
+        enable_python_dispatcher(),
+        KeyedDraws(key),
+        lifted_autograd_functions(lift),
+        lift,
+    ):
         for leaf in tree_leaves(run()):
             lift.swap(leaf)
     found.tensors = list(lift.order)

@@ -27,12 +27,12 @@ class Drift:
     """
 
     def __init__(self, fit: EnvelopeFit | None, before: Drift | None = None) -> None:
+        self.total = 0
         bound, target = (fit.bound, fit.target) if fit is not None else (None, None)
         self.bound = HEADROOM_BOUND if bound is None else max(bound, target or 0.0)
         self.needed = FEWEST_OVERFLOWS
         if before is not None and before.total < SHORT_LIVED:
             self.needed = 2 * before.needed
-        self.total = 0
         self.overflows: deque[bool] = deque(maxlen=WINDOW)
         self.counts: deque[Any] = deque(maxlen=WINDOW)
 

@@ -11,7 +11,7 @@ import torch
 from zgcompile.frontend.arguments import Arguments
 from zgcompile.frontend.capture import Captured
 from zgcompile.frontend.python_state import Change, PythonSnapshot, hyperparameters
-from zgcompile.frontend.state_tensors import MissingState, lifted_tensors, used_lifted
+from zgcompile.frontend.state_tensors import MissingState, host_state_to, lifted_tensors, used_lifted
 from zgcompile.ir.program import StepProgram
 
 SCHEDULED = "_wrapped_by_lr_sched"  # how a scheduler marks the `optimizer.step` that it has wrapped
@@ -161,6 +161,7 @@ class Guards:
         if len(found) > len(paths) and not all(type(o).__module__.startswith("torch.optim.") for o in optimizers):
             return False  # torch's own never look at what a scheduler has put there (`initial_lr`)
         self.captured.hypers = [found[path] for path in paths]
+        host_state_to(optimizers, self.captured.device)
         self.refresh()
         return self.snapshot.check() is None
 

@@ -20,12 +20,16 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 class LiftMode(TorchFunctionMode):
     """Replaces each real tensor in a torch call by its fake twin; `order` lists the real ones as they were first met.
 
-    It works at the level of the Python API, where arguments are the very objects that the user's modules, optimizers and
-    closures hold: so identity is the key, dictionaries such as `optimizer.state` keep their real keys, and nothing is ever
+    It works at the level of the Python API, where arguments are the very objects that the user's modules, optimizers
+    and
+    closures hold: so identity is the key, dictionaries such as `optimizer.state` keep their real keys, and nothing
+    is ever
     written to a real tensor. `p.grad` of a lifted leaf lives on its twin.
     """
 
-    def __init__(self, fake_mode: FakeTensorMode, twins: dict[int, FakeTensor] | None = None, *, closed: bool = False) -> None:
+    def __init__(
+        self, fake_mode: FakeTensorMode, twins: dict[int, FakeTensor] | None = None, *, closed: bool = False
+    ) -> None:
         super().__init__()
         self.fake_mode = fake_mode
         self.twins: dict[int, FakeTensor] = {} if twins is None else twins
@@ -63,8 +67,11 @@ class LiftMode(TorchFunctionMode):
         return first if args and isinstance(first, torch.Tensor) and result is args[0] else result
 
 
-def _tensor_of_sizes(data: Any, dtype: torch.dtype | None = None, device: Any = None, requires_grad: bool = False) -> torch.Tensor:
-    """`torch.tensor(data)` where some of the numbers are sizes or items of this step, which torch would want as plain numbers."""
+def _tensor_of_sizes(
+    data: Any, dtype: torch.dtype | None = None, device: Any = None, requires_grad: bool = False
+) -> torch.Tensor:
+    """`torch.tensor(data)` where some of the numbers are sizes or items of this step, which torch would want as
+    plain numbers."""
     if isinstance(data, (list, tuple)):
         parts = [_tensor_of_sizes(item, None, device) for item in data]
         common = functools.reduce(torch.promote_types, (p.dtype for p in parts))
@@ -80,7 +87,8 @@ def _tensor_of_sizes(data: Any, dtype: torch.dtype | None = None, device: Any = 
 
 
 def fake_twin(fake_mode: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
-    """A fake tensor like `tensor`, every size static, a leaf that requires grad where the original does, and without `.grad`."""
+    """A fake tensor like `tensor`, every size static, a leaf that requires grad where the original does, and without
+    `.grad`."""
     with torch._C.DisableTorchFunction():  # an active LiftMode would lift what the making of a twin handles
         twin = fake_mode.from_tensor(tensor.detach(), static_shapes=True)
         if isinstance(tensor, torch.nn.Parameter):

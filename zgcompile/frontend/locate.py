@@ -13,7 +13,8 @@ from zgcompile.ir.source import is_user_file, source_line
 
 
 def line_of_change(run: Callable[[], Any], appeared: Callable[[], bool]) -> SourceLine | None:
-    """Run `run()`, asking `appeared()` after each user line; the line that was being run when it first said yes, or None.
+    """Run `run()`, asking `appeared()` after each user line; the line that was being run when it first said yes, or
+    None.
 
     `run` may raise: what happened up to then counts.
     """

@@ -230,7 +230,12 @@ class PythonSnapshot:
         """Attributes of the class that the step reads and that an attribute of the instance would hide."""
         for kind in type(owner).__mro__:
             for key, value in vars(kind).items():
-                if key not in saved and not key.startswith("__") and not callable(value) and self.reached.reads(owner, key):
+                if (
+                    key not in saved
+                    and not key.startswith("__")
+                    and not callable(value)
+                    and self.reached.reads(owner, key)
+                ):
                     yield key
 
     def _tensors_of_set(self, node: Node) -> None:

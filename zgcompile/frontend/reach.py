@@ -128,7 +128,8 @@ _MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
 
 @functools.lru_cache(maxsize=4096)
 def _only_user_code_reads(kind: type) -> bool:
-    """A class of which no library code reads an attribute of the user's: only the user's own and nn.Module are above it."""
+    """A class of which no library code reads an attribute of the user's: only the user's own and nn.Module are above
+    it."""
     known = (object, torch.nn.Module, Generic)
     return is_user_class(kind) and not is_dataclass(kind) and all(is_user_class(k) or k in known for k in kind.__mro__)
 
@@ -149,7 +150,8 @@ class Reached:
     names: set[str] = field(default_factory=set)
 
     def reads(self, owner: object, key: object) -> bool:
-        """Whether the step can read the attribute `key` of `owner`: for the user's own objects, that some code names it."""
+        """Whether the step can read the attribute `key` of `owner`: for the user's own objects, that some code names
+        it."""
         if not isinstance(key, str) or not _only_user_code_reads(type(owner)) or self.names & _DYNAMIC_READS:
             return True
         return key in self.names or (isinstance(owner, torch.nn.Module) and key in _MODULE_ATTRIBUTES)
@@ -188,7 +190,9 @@ class _Walk:
         if node.form.keyed:
             own = node.form in (ATTRIBUTES, SLOTS) and _only_user_code_reads(type(node.owner))
             for key, value in node.saved.items():
-                found = functools.partial(self.push, value, node.entry(key), node.origin * (not node.path), node.entry_leaf(key))
+                found = functools.partial(
+                    self.push, value, node.entry(key), node.origin * (not node.path), node.entry_leaf(key)
+                )
                 if own and not self.reached.reads(node.owner, key):
                     for name in (key, *_DYNAMIC_READS):
                         self.when_used(name, found)

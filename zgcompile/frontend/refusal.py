@@ -36,7 +36,9 @@ def refusals() -> Iterator[None]:
         yield
     except ZgError as error:
         if error.where is None:
-            raise type(error)(error.what, where=user_line_from_traceback(error.__traceback__), advice=error.advice) from error
+            raise type(error)(
+                error.what, where=user_line_from_traceback(error.__traceback__), advice=error.advice
+            ) from error
         raise
     except (GuardOnDataDependentSymNode, DataDependentOutputException) as error:
         where = user_line_from_traceback(error.__traceback__)
@@ -44,7 +46,9 @@ def refusals() -> Iterator[None]:
         op = None if statement else _deciding_op(error.__traceback__)
         if op is not None:
             raise UnsupportedOp(
-                f"{op} makes a decision on a device value or size", where=where, advice="express it with ops that do not, or keep it outside the step"
+                f"{op} makes a decision on a device value or size",
+                where=where,
+                advice="express it with ops that do not, or keep it outside the step",
             ) from error
         raise CaptureRefused(
             f"Python control flow on a device value ({statement or 'a decision'}) cannot be captured",
@@ -68,7 +72,18 @@ def refusals() -> Iterator[None]:
 
 
 # Torch functions through which Python asks a tensor for a value.
-ASKING = {"__bool__", "__contains__", "__float__", "__index__", "__int__", "__iter__", "is_nonzero", "item", "numpy", "tolist"}
+ASKING = {
+    "__bool__",
+    "__contains__",
+    "__float__",
+    "__index__",
+    "__int__",
+    "__iter__",
+    "is_nonzero",
+    "item",
+    "numpy",
+    "tolist",
+}
 
 
 def _deciding_op(traceback: TracebackType | None) -> str | None:
@@ -91,7 +106,15 @@ def _deciding_op(traceback: TracebackType | None) -> str | None:
 
 def _needs_a_concrete_number(error: Exception) -> bool:
     text = str(error)
-    marks = ("Could not extract specialized integer", "SymInt", "SymFloat", "symbolic", "data-dependent", "FakeTensor", "tensor subclasses")
+    marks = (
+        "Could not extract specialized integer",
+        "SymInt",
+        "SymFloat",
+        "symbolic",
+        "data-dependent",
+        "FakeTensor",
+        "tensor subclasses",
+    )
     return any(mark in text for mark in marks)
 
 
@@ -118,7 +141,8 @@ def _statements(source: str) -> list[ast.AST]:
 
 
 class LoopWatch:
-    """Stops a trace in a `while` loop whose end only the device knows: sizes are taken to be at least 2, so it would never end."""
+    """Stops a trace in a `while` loop whose end only the device knows: sizes are taken to be at least 2, so it would
+    never end."""
 
     def __init__(self) -> None:
         self.rounds: dict[tuple[int, int], int] = {}

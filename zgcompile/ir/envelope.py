@@ -52,14 +52,21 @@ class Envelope:
         if self.headroom is not None and not self.headroom >= 1.0:
             raise BadInput(f"Envelope(headroom={self.headroom}) is below 1", advice="use a factor such as 1.1")
         if p is not None and not 0 < p < 1:
-            raise BadInput(f"Envelope(max_overflow_probability={p}) is not between 0 and 1", advice="use a probability such as 1e-3")
+            raise BadInput(
+                f"Envelope(max_overflow_probability={p}) is not between 0 and 1",
+                advice="use a probability such as 1e-3",
+            )
         if self.batches is not None and not callable(self.batches):
             raise BadInput(
-                f"Envelope(batches=...) is a {type(self.batches).__name__}, not a callable", advice="write batches=lambda: loader"
+                f"Envelope(batches=...) is a {type(self.batches).__name__}, not a callable",
+                advice="write batches=lambda: loader",
             )
         for line, cap in self.caps.items():
             if not isinstance(cap, int) or cap < 1:
-                raise BadInput(f"Envelope(caps={{{line!r}: {cap}}}) is not a positive whole number", advice='write caps={"file.py:31": 4096}')
+                raise BadInput(
+                    f"Envelope(caps={{{line!r}: {cap}}}) is not a positive whole number",
+                    advice='write caps={"file.py:31": 4096}',
+                )
 
     def fitted(self, seen: int, provable: int | None) -> int:
         """The capacity for a size whose largest observed count is `seen` and which never exceeds `provable`."""

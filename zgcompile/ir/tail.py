@@ -34,8 +34,8 @@ def fit_joint(counts: NDArray[np.int64], p: float, *, least: int = 1) -> JointFi
 
     The statistic of a batch is its largest standardised count over all sizes, so that one number, a quantile of it,
     gives every capacity: mean + margin x standard deviation. It is read off a fitted tail, whose bound is bootstrapped: that
-    wastes half as much as an order statistic of the same sample. Where there are more batches above it than the tail says, and
-    4.6 / p in all, it is an order statistic after all and the bound Clopper and Pearson's, free of any law.
+    wastes half as much as an order statistic of the same sample. Where p is not in the tail, or more batches are above the margin
+    than the tail says, and there are 4.6 / p in all, it is that order statistic and the bound Clopper and Pearson's, free of any law.
     Capacities are rounded up to a grain: 64 rows, less where 64 is not small against the spread, as rounding by a
     spread or more would make the stated probability meaningless. None is below `least`, and none above 1.15 x the
     largest count seen where that is above `least`.
@@ -51,7 +51,7 @@ def fit_joint(counts: NDArray[np.int64], p: float, *, least: int = 1) -> JointFi
     margin = statistic.max() if tail is None else tail.margin(p)
     if tail is not None and allowed is not None:
         above = int((statistic > margin).sum())
-        if 1 - binomial_cdf(above - 1, len(counts), tail.estimated(margin)) < MISFIT:
+        if p > TAIL_SHARE / 2 or 1 - binomial_cdf(above - 1, len(counts), tail.estimated(margin)) < MISFIT:
             tail, margin = None, np.sort(statistic)[-1 - allowed]
     wanted = np.ceil(centre + margin * spread - 1e-6).astype(np.int64)
     grain = np.exp2(np.floor(np.log2(np.clip(spread / GRAINS_A_DEVIATION, 1, ROWS_PER_TILE)))).astype(np.int64)
@@ -134,7 +134,10 @@ class Tail:
         return float(_exceeding(margin - self.threshold, *np.asarray(self.point)))
 
     def bound(self, margin: float) -> float:
-        return max(float(np.quantile(_exceeding(margin - self.threshold, *self.replicates), CONFIDENCE)), self.estimated(margin))
+        return max(
+            float(np.quantile(_exceeding(margin - self.threshold, *self.replicates), CONFIDENCE)),
+            self.estimated(margin),
+        )
 
     def margin(self, p: float) -> float:
         """The least margin above the threshold whose bound is at most p."""
@@ -158,7 +161,9 @@ def generalised_pareto(excess: NDArray[np.float64]) -> tuple[NDArray[np.float64]
     return shape, np.maximum(first * (1 - shape), 1e-300)
 
 
-def _exceeding(excess: float, share: NDArray[np.float64], shape: NDArray[np.float64], scale: NDArray[np.float64]) -> NDArray[np.float64]:
+def _exceeding(
+    excess: float, share: NDArray[np.float64], shape: NDArray[np.float64], scale: NDArray[np.float64]
+) -> NDArray[np.float64]:
     scaled = max(excess, 0.0) / scale
     tiny = np.maximum(shape, 1e-9)
     return share * np.exp(-np.log1p(tiny * scaled) / tiny)

@@ -250,9 +250,9 @@ def _valid(output: Any, context: Any) -> Any:
 
 
 def swept(cases: Sequence[Case]) -> Any:
-    """The parametrisation of a module's cases: every third one runs always, the others with --slow."""
+    """The parametrisation of a module's cases: every fourth one runs always, the others with --slow."""
     marked = [
-        pytest.param(case, id=case.name, marks=[pytest.mark.slow] if k % 3 else []) for k, case in enumerate(cases)
+        pytest.param(case, id=case.name, marks=[pytest.mark.slow] if k % 4 else []) for k, case in enumerate(cases)
     ]
     return pytest.mark.parametrize("case", marked)
 

@@ -10,6 +10,15 @@ LONG, BOOL = torch.int64, torch.bool
 N, N4, L, B = Rows("n"), Rows("n", (4,)), Rows("n", (), LONG), Rows("n", (), BOOL)
 INTS = Rows("n", (4,), LONG, -2, 3)  # full of ties
 
+
+def clipped(w, b, x):
+    w, b = w.detach().requires_grad_(), b.detach().requires_grad_()
+    with torch.enable_grad():
+        (x @ w + b).pow(2).mean().backward()
+    norm = torch.nn.utils.clip_grad_norm_([w, b], 0.1)
+    return w.grad, b.grad, norm
+
+
 CASES = [
     Case("sum", backward(lambda x: x.sum()), (N4,)),
     Case("sum of rows", backward(lambda x: x.sum(0)), (N4,)),
@@ -55,6 +64,13 @@ CASES = [
     Case("two masks of a table", lambda t, i: (t[i].mean(0), t.sum()), (Fixed((7, 4)), Rows("n", (), LONG, 0, 7))),
     Case("all of what holds", lambda x: ((x > -99).all(), (x > -99).all(0), (x > -99).all((0, 1))), (N4,)),
     Case("legacy norm", lambda x: torch.ops.aten.norm.ScalarOpt_dim(x, 2, [0]), (N4,), tolerance=1e-5),
+    Case("clipped gradients", clipped, (Fixed((4, 3)), Fixed((3,)), N4), tolerance=1e-5),
+    Case(
+        "foreach over sums",
+        lambda w, x: torch._foreach_add([x.sum(0), (x * 2).sum(0)], [w, w]),
+        (Fixed((4,)), N4),
+        tolerance=1e-5,
+    ),
 ]
 
 
