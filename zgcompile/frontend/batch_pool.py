@@ -1,10 +1,10 @@
 """Random batches for dry runs of the sampling prefix, from what the calls at exact sizes have shown of each argument.
 
-Three calls show a few hundred ids of maybe millions: drawing from those alone would make the batches too much alike. An
-integer argument with one dimension is therefore taken for ids and drawn uniformly from [least seen, largest seen], all of
-which an index op accepts if it accepts both ends; without replacement, where no batch had one twice. Of every other
-argument rows of the current batch are drawn. What is neither is refused: a sorted argument may be offsets into another one,
-and integers of two dimensions may mean anything.
+Three calls show a few hundred ids of maybe millions: drawing from those alone would make the batches too much alike.
+An integer argument with one dimension is therefore taken for ids and drawn uniformly from [least seen, largest seen],
+all of which an index op accepts if it accepts both ends; without replacement, where no batch had one twice. Of every
+other argument rows of the current batch are drawn. What is neither is refused: a sorted argument may be offsets into
+another one, and integers of two dimensions may mean anything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SORTED_BY_CHANCE = 8  # pairs of neighbours in order that a random argument does
 
 @dataclass(frozen=True)
 class SeenIds:
-    """Of an integer argument: ids lie in [low, high], `distinct` in each batch; `ascending`: neighbours, none out of order."""
+    """Of an integer argument: ids lie in [low, high], `distinct` in each batch; `ascending`: neighbours, all in order."""
 
     low: int
     high: int

@@ -31,7 +31,7 @@ FEWEST = 64  # batches
 ASKED = (2048, 4.0)  # batches and seconds of this thread where a probability was asked for
 DEFAULT = (256, 0.4)  # where it was not
 PROBABILITIES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
-# A re-run at exact sizes in replays: the eager step took 8 to 10 times the replay on a large GPU, and the failed replay is lost.
+# A re-run at exact sizes, in replays: eager took 8 to 10 times the replay on a large GPU; the failed replay is lost too.
 RERUN = 10
 WAITING = 4  # seconds of the clock count as one of the thread: others on the machine are not to decide how much is seen
 FAR = 8.0  # standard deviations; with a share of the mean, as a size may hardly vary
@@ -85,8 +85,8 @@ class Calibrator:
         return SamplingPrefix(self.program, (mine & size_symbols(self.program)) - set(self.lengths))
 
     def dry(self, run: DryRun, observed: Observed, full: Sequence[Counts]) -> tuple[Envelope, EnvelopeFit | None]:
-        """The envelope from dry runs, or by headroom with the reason. `full`: counts of calls with full batches, which must
-        look like the random ones. No capacity is below what a call has needed (`observed`).
+        """The envelope from dry runs, or by headroom with the reason. `full`: counts of calls with full batches, which
+        must look like the random ones. No capacity is below what a call has needed (`observed`).
 
         Raises:
             BadInput: what `Envelope(batches=)` gives are not batches of this step.
@@ -128,7 +128,7 @@ class Calibrator:
     # -- dry runs
 
     def _sample(self, run: DryRun) -> np.ndarray:
-        """Counts [batches, sizes]. The number of batches doubles while time allows, so that it hardly depends on the time."""
+        """Counts [batches, sizes]. Batches double while time allows, so that their number hardly depends on the time."""
         most, seconds = DEFAULT if self.envelope.max_overflow_probability is None else ASKED
         given = self.envelope.batches is not None
         host = HostRandom.take() if given else None
@@ -212,13 +212,13 @@ class Calibrator:
             for i, symbol in enumerate(self.prefix.symbols):
                 if symbol in counts and abs(counts[symbol] - centre[i]) > far[i]:
                     raise CannotCalibrate(
-                        f"a call has needed {counts[symbol]} rows where random batches need {centre[i]:.0f} +- {spread[i]:.0f}, "
+                        f"a call has needed {counts[symbol]} rows, random batches need {centre[i]:.0f} +- {spread[i]:.0f}, "
                         "so ids drawn uniformly are not like the batches; pass Envelope(batches=)"
                     )
 
 
 def cheapest(sample: np.ndarray) -> tuple[float, JointFit]:
-    """The probability whose capacities cost least, in replays a step: re-runs x their bound, plus the share of pad rows."""
+    """The probability whose capacities cost least, in replays a step: re-runs x their bound, and the share of pads."""
     needed = max(float(sample.mean(axis=0).sum()), 1.0)
     fits = [(p, fit_joint(sample, p, least=ROWS_PER_TILE)) for p in PROBABILITIES]
     return min(fits, key=lambda entry: RERUN * max(entry[0], entry[1].bound) + sum(entry[1].rows) / needed)

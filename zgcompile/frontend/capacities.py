@@ -1,4 +1,4 @@
-"""The envelope of a captured step over its life: fitted before the first capture, kept while calls bear it out, then fitted anew."""
+"""The envelope of a captured step over its life: fitted, kept while calls bear it out, then fitted anew."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Capacities:
                 and self.asked.max_overflow_probability is not None
             ):
                 warnings.warn(
-                    f"{code_line(self.fn)}: Envelope(max_overflow_probability=) cannot be kept, capacities are the {self.record}",
+                    f"{code_line(self.fn)}: no overflow probability can be stated, capacities are the {self.record}",
                     EnvelopeWarning,
                     stacklevel=2,
                 )

@@ -22,8 +22,8 @@ SHORT_LIVED = 1000  # calls
 class Drift:
     """The calls since a fit, at most the last 1024, and how many of them overflowed.
 
-    They have drifted when at least `needed` overflowed, more than the fit's bound explains. A fit that did not last has the
-    next one wait for twice as many, so that sizes that cannot be held do not end in one capture after the other.
+    They have drifted when at least `needed` overflowed, more than the fit's bound explains. A fit that did not last has
+    the next one wait for twice as many, so that sizes that cannot be held do not end in one capture after the other.
     """
 
     def __init__(self, fit: EnvelopeFit | None, before: Drift | None = None) -> None:

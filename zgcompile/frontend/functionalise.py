@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import sympy
@@ -12,6 +13,8 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 from torch.utils._pytree import tree_leaves
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from zgcompile.errors import CaptureRefused, SourceLine
 from zgcompile.frontend.trace import Traced
@@ -94,6 +97,7 @@ def functionalise(traced: Traced, arguments: list[ArgumentInput], lengths: int) 
     program.conditions = [
         Condition(p.expr.xreplace(renamed), p.value, p.where) for p in shape_env.preconditions.values()
     ]
+    program.conditions += _runtime_asserts(program, renamed)
     # `_expr`: a comparison that came out equal (`weight_decay != 0`) makes `expr` the number itself.
     program.hyper_symbols = [h.node._expr for h in traced.inputs if isinstance(h, torch.SymFloat)]
     hyper_symbols = set(program.hyper_symbols)
@@ -102,6 +106,23 @@ def functionalise(traced: Traced, arguments: list[ArgumentInput], lengths: int) 
     ]
     program.equalities = _equalities(shape_env)
     return program
+
+
+def _runtime_asserts(program: StepProgram, renamed: Mapping[sympy.Symbol, sympy.Basic]) -> list[Condition]:
+    """What tracing left to be true at run time (`x[1:] + y` needs equal sizes, `narrow` an end inside the source), as conditions:
+    a batch that breaks one runs the user's own function, which raises as eager does. What holds for every count is left out."""
+    born = {s for n in program.fx_graph.graph.nodes for s in (n.meta.get("unbacked_bindings") or {})}
+    found: dict[sympy.Basic, Condition] = {}
+    for asserts in program.shape_env.deferred_runtime_asserts.values():
+        for runtime_assert in asserts:
+            expr = runtime_assert.expr.xreplace(renamed)
+            if not isinstance(expr, sympy.logic.boolalg.Boolean) or not expr.free_symbols or not expr.free_symbols <= born:
+                continue
+            anything = {s: ValueRanges(0, int_oo) for s in expr.free_symbols}
+            if all(s.is_integer for s in anything) and not bound_sympy(expr, anything).is_singleton():
+                where = user_line_from_stack_trace("".join(runtime_assert.stack.format()))
+                found.setdefault(expr, Condition(expr, True, where))
+    return list(found.values())
 
 
 def _equalities(shape_env: Any) -> list[tuple[sympy.Symbol, sympy.Symbol]]:

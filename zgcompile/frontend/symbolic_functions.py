@@ -32,4 +32,18 @@ def _divisible(size: torch.SymInt, by: int) -> bool:
     return all(term.as_coeff_Mul()[0].is_Integer and term.as_coeff_Mul()[0] % by == 0 for term in terms)
 
 
-REPLACED: dict[Any, Callable[..., Any]] = {torch.chunk: symbolic_chunk, torch.Tensor.chunk: symbolic_chunk}
+def symbolic_getitem(source: torch.Tensor, index: Any) -> torch.Tensor:
+    """`x[k]` and `x[:k]` with a size or an item k. A slice keeps k as the size of its result, so that `out[:k]` and `y[:k]` agree;
+    a k beyond the end, which eager would cut, fails a condition and that batch runs the function itself."""
+    if isinstance(index, torch.SymInt):
+        return source.select(0, index)
+    if isinstance(index, slice) and isinstance(index.stop, torch.SymInt) and index.start in (None, 0) and index.step in (None, 1):
+        return source.narrow(0, 0, index.stop)
+    return torch.Tensor.__getitem__(source, index)
+
+
+REPLACED: dict[Any, Callable[..., Any]] = {
+    torch.chunk: symbolic_chunk,
+    torch.Tensor.chunk: symbolic_chunk,
+    torch.Tensor.__getitem__: symbolic_getitem,
+}

@@ -23,18 +23,19 @@ class EnvelopeWarning(UserWarning):
 class Envelope:
     """How capacities are chosen.
 
-    `max_overflow_probability`: a batch outgrows any of them with at most this probability, at 99 % confidence, judged by
-    running the sampling alone on random batches (`EnvelopeFit` says how well that went). `headroom` instead: the largest
-    count seen times it, rounded up to 64. With neither, the probability that costs least: re-runs against pad rows.
-    Never above what is provable.
+    `max_overflow_probability`: a batch outgrows any of them with at most this probability, at 99 % confidence, judged
+    by running the sampling alone on random batches (`EnvelopeFit` says how well that went). `headroom` instead: the
+    largest count seen times it, rounded up to 64. With neither, the probability that costs least: re-runs against pad
+    rows. Never above what is provable.
 
-    `caps` overrides single sizes by the user's line: `Envelope(caps={"train.py:31": 4096})`; the key is the end of "file:line".
-    `batches` gives the batches to judge by, `batches=lambda: loader`: a callable without arguments whose result yields the
-    step's arguments (a tensor, or a tuple of them). Host and CUDA generators are put back afterwards. Without it, ids are
-    drawn uniformly between the least and largest seen.
+    `caps` overrides single sizes by the user's line: `Envelope(caps={"train.py:31": 4096})`; the key is the end of
+    "file:line". `batches` gives the batches to judge by, `batches=lambda: loader`: a callable without arguments whose
+    result yields the step's arguments (a tensor, or a tuple of them). Host and CUDA generators are put back afterwards.
+    Without it, ids are drawn uniformly between the least and largest seen.
 
     Raises:
-        BadInput: a headroom and a probability together, a headroom below 1, a probability outside (0, 1), a capacity below 1.
+        BadInput: a headroom and a probability together, a headroom below 1, a probability outside (0, 1), a capacity
+        below 1.
     """
 
     headroom: float | None = None
@@ -103,10 +104,10 @@ class FittedEnvelope(Envelope):
 class EnvelopeFit:
     """How well the capacities in use are known.
 
-    A batch outgrows one of them with probability `estimated`, at most `bound` at the given confidence; `target` is what was
-    asked for, or chosen by cost. `source`: "random batches", "given batches", "calls" (a re-fit from what calls have needed),
-    "fixed" (every size follows from the batch's length) or "headroom", for `reason`. `batches`: how many were counted.
-    `extrapolated`: fewer than 4.6 / target, so the bound rests on a fitted tail.
+    A batch outgrows one of them with probability `estimated`, at most `bound` at the given confidence; `target` is what
+    was asked for, or chosen by cost. `source`: "random batches", "given batches", "calls" (a re-fit from what calls
+    have needed), "fixed" (every size follows from the batch's length) or "headroom", for `reason`. `batches`: how many
+    were counted. `extrapolated`: fewer than 4.6 / target, so the bound rests on a fitted tail.
     """
 
     source: str

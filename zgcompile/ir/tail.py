@@ -33,12 +33,12 @@ def fit_joint(counts: NDArray[np.int64], p: float, *, least: int = 1) -> JointFi
     """Capacities for `counts` [batches, sizes] whose bound is at most `p` where the sample allows it.
 
     The statistic of a batch is its largest standardised count over all sizes, so that one number, a quantile of it,
-    gives every capacity: mean + margin x standard deviation. It is read off a fitted tail, whose bound is bootstrapped: that
-    wastes half as much as an order statistic of the same sample. Where p is not in the tail, or more batches are above the margin
-    than the tail says, and there are 4.6 / p in all, it is that order statistic and the bound Clopper and Pearson's, free of any law.
-    Capacities are rounded up to a grain: 64 rows, less where 64 is not small against the spread, as rounding by a
-    spread or more would make the stated probability meaningless. None is below `least`, and none above 1.15 x the
-    largest count seen where that is above `least`.
+    gives every capacity: mean + margin x standard deviation. It is read off a fitted tail, whose bound is bootstrapped:
+    that wastes half as much as an order statistic of the same sample. Where p is not in the tail, or more batches are
+    above the margin than the tail says, and there are 4.6 / p in all, it is that order statistic and the bound Clopper
+    and Pearson's, free of any law. Capacities are rounded up to a grain: 64 rows, less where 64 is not small against
+    the spread, as rounding by a spread or more would make the stated probability meaningless. None is below `least`,
+    and none above 1.15 x the largest count seen where that is above `least`.
     """
     centre, spread = counts.mean(axis=0), counts.std(axis=0)
     varies = spread > 0
@@ -96,7 +96,7 @@ def clopper_pearson_upper(k: int, n: int, confidence: float = CONFIDENCE) -> flo
 
 
 def order_statistic(n: int, p: float, confidence: float = CONFIDENCE) -> int | None:
-    """The most of n batches that may lie above a limit for the probability to be at most p; None where n is too small."""
+    """The most of n batches above a limit for which its probability is at most p; None where n is too small."""
     allowed = None
     while (k := 0 if allowed is None else allowed + 1) < n and binomial_cdf(k, n, p) <= 1 - confidence:
         allowed = k
@@ -151,8 +151,8 @@ class Tail:
 
 
 def generalised_pareto(excess: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(shape, scale) of ascending excesses along the last dimension, by probability-weighted moments (Hosking and Wallis,
-    Technometrics 1987); with the shape at a limit the scale keeps the mean."""
+    """(shape, scale) of ascending excesses along the last dimension, by probability-weighted moments (Hosking and
+    Wallis, Technometrics 1987); with the shape at a limit the scale keeps the mean."""
     n = excess.shape[-1]
     weight = (n - 1 - np.arange(n)) / max(n - 1, 1)
     first, second = excess.mean(axis=-1), (excess * weight).mean(axis=-1)
