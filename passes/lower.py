@@ -1,4 +1,5 @@
-"""Makes the dynamic FX graph static: an interpreter over bounded tensors, one rule an op, re-traced into a new FX graph."""
+"""Makes the dynamic FX graph static: an interpreter over bounded tensors, one rule an op, re-traced into a new FX
+graph."""
 
 from __future__ import annotations
 
@@ -34,18 +35,23 @@ Poison = Callable[[torch.dtype], Any]
 
 
 class Lowering(Interpreter):
-    """Runs the dynamic FX graph on bounded tensors. On real tensors it is the test of the rules; traced, it is the lowering.
+    """Runs the dynamic FX graph on bounded tensors. On real tensors it is the test of the rules; traced, it is the
+    lowering.
 
-    With `poison` given, pads of unknown content are overwritten after every op, so that a rule that lets one through shows.
+    With `poison` given, pads of unknown content are overwritten after every op, so that a rule that lets one through
+    shows.
     """
 
-    def __init__(self, program: StepProgram, bounds: Bounds, device: torch.device, poison: Poison | None = None) -> None:
+    def __init__(
+        self, program: StepProgram, bounds: Bounds, device: torch.device, poison: Poison | None = None
+    ) -> None:
         super().__init__(program.fx_graph)
         self.program, self.bounds, self.device, self.poison = program, bounds, device, poison
         self.context = Context(bounds.caps, program.shape_env, device, bounds.ids)
 
     def run_flat(self, inputs: Sequence[Any]) -> tuple[list[Any], list[tuple[Check, torch.Tensor]]]:
-        """The outputs (Bounded, Tensor, Size, Number or constants) and the checks, those of the trace's own conditions included."""
+        """The outputs (Bounded, Tensor, Size, Number or constants) and the checks, those of the trace's own conditions
+        included."""
         self.context = Context(self.bounds.caps, self.program.shape_env, self.device, self.bounds.ids)
         self.context.key = inputs[0]
         outputs = self.run(*inputs, enable_io_processing=False)
@@ -58,7 +64,12 @@ class Lowering(Interpreter):
             holds = evaluate(condition.expr, context.true_count, {})
             if isinstance(holds, torch.Tensor):
                 failed = ~holds if condition.value else holds
-                context.checks.append((Check(Failure.PRECONDITION, f"taken as {condition.value}: {condition.expr}", condition.where), failed))
+                context.checks.append(
+                    (
+                        Check(Failure.PRECONDITION, f"taken as {condition.value}: {condition.expr}", condition.where),
+                        failed,
+                    )
+                )
             elif bool(holds) != condition.value:
                 raise InternalError(f"the condition {condition.expr} is never {condition.value}")
         for a, b in self.program.equalities:
@@ -113,7 +124,10 @@ class Lowering(Interpreter):
         sizes = tuple(self.context.size(s) for s in like.shape)
         caps = tuple(upper_bound(s, self.context.caps) for s in sizes)
         if tuple(data.shape) != caps or data.dtype != like.dtype:
-            raise InternalError(f"the rule of {node.target} ({node}) gave {data.dtype}{list(data.shape)}, expected {like.dtype}{list(caps)}")
+            raise InternalError(
+                f"the rule of {node.target} ({node}) gave {data.dtype}{list(data.shape)}, "
+                f"expected {like.dtype}{list(caps)}"
+            )
         if all(isinstance(s, int) for s in sizes):
             return data
         node.meta["pad"] = pad.value
@@ -225,13 +239,17 @@ def _like(value: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tuple(value.shape), value.stride(), dtype=value.dtype, device=value.device)
 
 
-def _split(flat: Sequence[torch.Tensor], program: StepProgram, gradients: int) -> tuple[list[Any], torch.Tensor, list[Any], list[Any]]:
+def _split(
+    flat: Sequence[torch.Tensor], program: StepProgram, gradients: int
+) -> tuple[list[Any], torch.Tensor, list[Any], list[Any]]:
     first = 1 + program.lengths + len(program.arguments)
     head, hyper, rest = list(flat[:first]), flat[first], list(flat[first + 1 :])
     return head, hyper, rest[: len(program.lifted)], rest[len(program.lifted) :]
 
 
-def _metadata(context: Context, checks: list[tuple[Check, torch.Tensor]], bounds: Bounds) -> tuple[torch.Tensor, MetadataLayout]:
+def _metadata(
+    context: Context, checks: list[tuple[Check, torch.Tensor]], bounds: Bounds
+) -> tuple[torch.Tensor, MetadataLayout]:
     """One int64 vector: the checks, then the true counts."""
     flags = [flag.to(torch.int64).reshape(()) for _, flag in checks]
     counts = [(s, c) for s, c in context.true_counts.items()]
@@ -255,7 +273,9 @@ def _returned(program: StepProgram, results: list[Any], context: Context) -> tup
         elif isinstance(result, Bounded):
             described.append(TensorOutput(position(result.data), result.sizes))
         elif isinstance(result, torch.Tensor):
-            described.append(TensorOutput(position(result.clone() if node.op == "placeholder" else result), tuple(result.shape)))
+            described.append(
+                TensorOutput(position(result.clone() if node.op == "placeholder" else result), tuple(result.shape))
+            )
         elif isinstance(result, Number):
             described.append(NumberOutput(position(result.value), False))
         elif isinstance(result, Size):

@@ -1,4 +1,5 @@
-"""Puts everything that the status needs first, and the publishing of the status right behind it: the host waits for no more than that."""
+"""Puts everything that the status needs first, and the publishing of the status right behind it: the host waits for no
+more than that."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from torch.fx import GraphModule, Node
 def publish_early(fx_graph: GraphModule) -> bool:
     """Reorder the lowered FX graph stably: inputs, what `zgcompile::publish` depends on, publish itself, the rest.
 
-    The last fallible op is among what the status depends on, so all that can fail precedes the publish node, and every gated state
+    The last fallible op is among what the status depends on, so all that can fail precedes the publish node, and every
+    gated state
     write follows it by its own dependence on the status. True when the order changed.
     """
     graph = fx_graph.graph

@@ -19,7 +19,8 @@ SYNCHRONISING = {
 
 
 def verify_capturable(lowered: LoweredStep, device: torch.device) -> None:
-    """Raises InternalError naming the node: a symbolic size, an op that reads a value back, a boolean index, a random op that is
+    """Raises InternalError naming the node: a symbolic size, an op that reads a value back, a boolean index, a random
+    op that is
     not keyed, or a tensor on another device than the step's."""
     for node in lowered.fx_graph.graph.nodes:
         for value in tree_leaves(node.meta.get("val")):
@@ -41,7 +42,9 @@ def verify_capturable(lowered: LoweredStep, device: torch.device) -> None:
 
 def _has_mask(node: Node) -> bool:
     indices = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else ()
-    return any(isinstance(i, Node) and getattr(i.meta.get("val"), "dtype", None) in (torch.bool, torch.uint8) for i in indices)
+    return any(
+        isinstance(i, Node) and getattr(i.meta.get("val"), "dtype", None) in (torch.bool, torch.uint8) for i in indices
+    )
 
 
 def _broken(node: Node, what: str) -> InternalError:

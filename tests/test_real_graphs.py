@@ -1,6 +1,7 @@
 """Cora and Citeseer: the compiled step trains as the untouched eager script does.
 
-The files are not part of the project: ZGCOMPILE_DATA names their folder, else ../shared/data beside the checkout is looked at.
+The files are not part of the project: ZGCOMPILE_DATA names their folder, else ../shared/data beside the checkout is
+looked at.
 """
 
 from __future__ import annotations
@@ -97,7 +98,10 @@ def state(model, opt):
 
 
 def distance(a, b):
-    return max((x.double() - y.double()).norm().item() / max(y.double().norm().item(), 1e-12) for x, y in zip(a, b, strict=True))
+    return max(
+        (x.double() - y.double()).norm().item() / max(y.double().norm().item(), 1e-12)
+        for x, y in zip(a, b, strict=True)
+    )
 
 
 def assert_replayed(step, calls):

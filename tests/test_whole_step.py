@@ -1,4 +1,5 @@
-"""Whole steps on bounded tensors: whatever the pads hold, the valid results are the same bits, and too small a capacity never faults."""
+"""Whole steps on bounded tensors: whatever the pads hold, the valid results are the same bits, and too small a capacity
+never faults."""
 
 from __future__ import annotations
 
@@ -9,19 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from zgcompile.passes.infer_bounds import infer_bounds
+from zgcompile.passes.lower import Lowering
 
 from zgcompile.backend.exact import run_exact
 from zgcompile.frontend.arguments import Arguments, length_groups
 from zgcompile.frontend.capture import capture
 from zgcompile.frontend.guards import Guards
 from zgcompile.ir.bounded import Bounded, Number
+from zgcompile.ir.bounds import Bounds, Observed
 from zgcompile.ir.envelope import Envelope
 from zgcompile.ir.spans import Span
 from zgcompile.ir.status import Failure
 from zgcompile.keyed_numbers import step_key
-from zgcompile.ir.bounds import Bounds, Observed
-from zgcompile.passes.infer_bounds import infer_bounds
-from zgcompile.passes.lower import Lowering
 from zgcompile.pipeline import canonical
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -34,8 +35,12 @@ STEPS = {
     "masked": ("masked_loss", []),
 }
 POISONS = {
-    "huge": lambda dtype: math.nan if dtype.is_floating_point else True if dtype == torch.bool else _int(dtype, 2**40 + 5),
-    "wild": lambda dtype: 1e30 if dtype.is_floating_point else False if dtype == torch.bool else _int(dtype, -7_000_000_000),
+    "huge": lambda dtype: (
+        math.nan if dtype.is_floating_point else True if dtype == torch.bool else _int(dtype, 2**40 + 5)
+    ),
+    "wild": lambda dtype: (
+        1e30 if dtype.is_floating_point else False if dtype == torch.bool else _int(dtype, -7_000_000_000)
+    ),
 }
 
 
@@ -113,7 +118,9 @@ def valid(context, value):
 def same_bits(a, b):
     if not isinstance(a, torch.Tensor):
         return a == b
-    return a.shape == b.shape and torch.equal(a.contiguous().view(torch.uint8) if a.dim() else a, b.contiguous().view(torch.uint8) if b.dim() else b)
+    return a.shape == b.shape and torch.equal(
+        a.contiguous().view(torch.uint8) if a.dim() else a, b.contiguous().view(torch.uint8) if b.dim() else b
+    )
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])

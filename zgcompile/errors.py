@@ -1,4 +1,5 @@
-"""Everything zgcompile raises on purpose. A message says what happened, where (the user's file:line), and what to write instead."""
+"""Everything zgcompile raises on purpose. A message says what happened, where (the user's file:line), and what to write
+instead."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SourceLine:
-    """A line of the user's code: `file`, 1-based `line`, the name of the enclosing `function` and the stripped `text`."""
+    """A line of the user's code: `file`, 1-based `line`, the name of the enclosing `function` and the stripped
+    `text`."""
 
     file: str
     line: int
@@ -20,7 +22,8 @@ class SourceLine:
 
 
 class ZgError(Exception):
-    """Base of every zgcompile error: `what` happened, `where` in the user's code (None when unknown), `advice` on what to do."""
+    """Base of every zgcompile error: `what` happened, `where` in the user's code (None when unknown), `advice` on what
+    to do."""
 
     def __init__(self, what: str, *, where: SourceLine | None = None, advice: str = "") -> None:
         self.what, self.where, self.advice = what, where, advice
@@ -61,7 +64,8 @@ class InternalError(ZgError):
 
 
 class VerificationFailed(ZgError):
-    """`verify` found a difference between the compiled step and the eager function; `report` (a `Report`) has every entry."""
+    """`verify` found a difference between the compiled step and the eager function; `report` (a `Report`) has every
+    entry."""
 
     report: Any = None
 

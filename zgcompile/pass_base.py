@@ -9,7 +9,8 @@ from zgcompile.ir.program import StepProgram
 
 
 class Pass(ABC):
-    """One pass over a `StepProgram`. `name` is the file's name with dashes; `apply` returns True when it changed something."""
+    """One pass over a `StepProgram`. `name` is the file's name with dashes; `apply` returns True when it changed
+    something."""
 
     name: ClassVar[str]
 

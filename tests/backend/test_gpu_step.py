@@ -1,4 +1,5 @@
-"""The captured step on a GPU: one launch, no host wait but the status, the eager function's results, whatever the batch."""
+"""The captured step on a GPU: one launch, no host wait but the status, the eager function's results, whatever the
+batch."""
 
 from __future__ import annotations
 
@@ -171,7 +172,7 @@ def test_an_index_out_of_range_raises_and_changes_nothing(trained):
     state = torch.cuda.get_rng_state()
     bad = batches([64], seed=12)[0]
     bad[5] = SHAPE.nodes + 7
-    with pytest.raises(StepError, match="sage.py"):
+    with pytest.raises(StepError, match=r"sage\.py"):
         step(bad)
     torch.cuda.synchronize()
     assert all(torch.equal(p, q) for p, q in zip(before, twin.parameters(), strict=True))

@@ -27,7 +27,8 @@ FAMILIES = {"uniform": uniform, "power-law": power_law}
 
 
 def oracle_counts(graph, batches, seed):
-    """[batches, 4]: edges and nodes of both hops of uniform seeds without replacement; shares nothing with zgcompile."""
+    """[batches, 4]: edges and nodes of both hops of uniform seeds without replacement; shares nothing with
+    zgcompile."""
     generator = np.random.default_rng(seed)
     indptr, indices = graph.indptr.numpy(), graph.indices.numpy()
     nodes = len(indptr) - 1

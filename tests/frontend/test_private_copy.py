@@ -333,11 +333,11 @@ def model(helpers):
         scale = 2
 
         def forward(self, x):
-            kept = lambda: self  # noqa: E731 - makes `self` a cell
+            kept = lambda: self
             return super().forward(x), self.own(x), self.fixed(x), self.made(x), kept() is self, __class__ is Model
 
         def own(self, x):
-            return super(Model, self).forward(x)[1]  # noqa: UP008 - the two-argument form
+            return super(Model, self).forward(x)[1]
 
         @staticmethod
         def fixed(x):
@@ -359,7 +359,7 @@ def test_methods_of_a_module(model):
     with private_modules([model, model], OVERRIDES):
         assert model(SIZE) == (("base", "symbolic"), "symbolic", "symbolic", (2, "symbolic"), True, True)
         with pytest.raises(TypeError, match="symbolic size"):
-            model.broken  # noqa: B018
+            model.broken
     assert list(vars(model).items()) == before
     assert dict(vars(type(model))) == own
     with pytest.raises(TypeError, match="symbolic size"):

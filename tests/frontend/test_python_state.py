@@ -201,7 +201,7 @@ def test_cell_that_was_empty():
 
     assert (only(changes_of(step)).kind) == "name added"
     with pytest.raises(NameError):
-        late  # noqa: B018, F821
+        late
     late = 1
 
 
@@ -310,7 +310,7 @@ def test_bound_method_and_partial():
 
 
 def test_default_argument():
-    def step(memo={}):  # noqa: B006
+    def step(memo={}):
         memo["k"] = 1  # MARK memo
 
     change = only(changes_of(step))
@@ -567,7 +567,7 @@ def test_check_does_not_create_defaultdict_entries():
 def test_hyperparameters_are_no_guards_but_ints_and_flags_are():
     model = Model()
     opt = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0)
-    step = lambda: opt.step()  # noqa: E731
+    step = lambda: opt.step()
     snapshot = PythonSnapshot.take(step)
     sites = {s.path: s for s in hyperparameters([opt])}
     assert {p.removeprefix("optimizer0.param_groups[0]") for p in sites} == {
@@ -609,7 +609,7 @@ def test_one_cycle_schedule_between_calls_trips_nothing():
 
 def test_extra_roots_are_named():
     model = Model()
-    fn = lambda: None  # noqa: E731
+    fn = lambda: None
     assert "net.calls" in {s.path for s in PythonSnapshot.take(fn, {"net": model}).scalars}
     assert "model.calls" in {s.path for s in PythonSnapshot.take(fn, [model]).scalars}
 
@@ -634,7 +634,7 @@ def _timed(call) -> float:
 def test_host_random_names_and_restores():
     taken = HostRandom.take()
     assert taken.changed() == []
-    draw = lambda: (random.random(), np.random.rand(), torch.rand(1).item())  # noqa: E731
+    draw = lambda: (random.random(), np.random.rand(), torch.rand(1).item())
     first = draw()
     assert taken.changed() == ["random", "numpy.random", "torch"]
     taken.restore()

@@ -269,7 +269,7 @@ MEAN = 1.75 / 3
         lambda v: round(v, 3),
         lambda v: f"{v:.4f}",
         lambda v: f"{v}",
-        lambda v: "%.3f" % v,  # noqa: UP031
+        lambda v: "%.3f" % v,
         lambda v: json.dumps(float(v)),
         lambda v: (v + 1, 1 + v, v - 1, 1 - v, v * 2, 2 * v, v / 2, 2 / v, v // 0.1, v % 0.1, v**2, 2**v, -v, +v),
         lambda v: (v == v, v < 1, v > 1, v <= 1, v >= 1, v != 2, v in (1, v), v == v + 0),

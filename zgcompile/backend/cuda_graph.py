@@ -20,13 +20,17 @@ WORDS_PER_SCALAR = 2  # 16 bytes: Inductor copies inputs that are less aligned, 
 class CudaGraphReplay(Replay):
     """A lowered step captured as a CUDA Graph.
 
-    The launch block (launch id, key, lengths, hyperparameters) goes up by a copy node from pinned memory, `zgcompile::publish` hands the
-    metadata to the host, and one kernel packs the returned tensors; so a call is: copy the arguments, launch, wait for the record, clone
+    The launch block (launch id, key, lengths, hyperparameters) goes up by a copy node from pinned memory,
+    `zgcompile::publish` hands the
+    metadata to the host, and one kernel packs the returned tensors; so a call is: copy the arguments, launch, wait for
+    the record, clone
     the pack.
     Warm-up and capture leave no trace in the user's state: it is saved and put back.
     """
 
-    def __init__(self, lowered: LoweredStep, lifted: Sequence[torch.Tensor], device: torch.device, lowering: str = "inductor") -> None:
+    def __init__(
+        self, lowered: LoweredStep, lifted: Sequence[torch.Tensor], device: torch.device, lowering: str = "inductor"
+    ) -> None:
         super().__init__(lowered, lifted, device)
         self.scalars = 2 + lowered.lengths  # the launch block, the key, the lengths
         words = WORDS_PER_SCALAR * self.scalars + lowered.hypers
@@ -115,7 +119,8 @@ class CudaGraphReplay(Replay):
         return Replayed(metadata, tensors)
 
     def _await(self) -> None:
-        """Return when the step is known good or bad: its status is published behind the last op that can fail, and the rest of the
+        """Return when the step is known good or bad: its status is published behind the last op that can fail, and the
+        rest of the
         step runs on meanwhile. The launch block may be rewritten then, as its copy lies in front of that op."""
         module = native()
         stream = torch.cuda.current_stream(self.device)

@@ -11,9 +11,11 @@ import torch
 
 
 class DeferredNumber(numbers.Real):
-    """What `float(loss)` or `x.item()` returned from a compiled step becomes: reads its 0-d tensor at first use, and only then.
+    """What `float(loss)` or `x.item()` returned from a compiled step becomes: reads its 0-d tensor at first use, and
+    only then.
 
-    Works in arithmetic, comparison, `float`, `int`, `format`, `round`, as an index (integers), with numpy and `json`-style encoders
+    Works in arithmetic, comparison, `float`, `int`, `format`, `round`, as an index (integers), with numpy and
+    `json`-style encoders
     that accept `float(x)`. `read` is called at the first read (statistics).
     """
 

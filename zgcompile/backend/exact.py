@@ -18,7 +18,8 @@ UNIQUE = (torch.ops.aten._unique2.default,)
 
 
 class ConditionFailed(Exception):
-    """A comparison that the trace decided came out otherwise, so the dynamic FX graph is not the user's step for this batch."""
+    """A comparison that the trace decided came out otherwise, so the dynamic FX graph is not the user's step for this
+    batch."""
 
     def __init__(self, condition: Condition) -> None:
         super().__init__(str(condition.expr))

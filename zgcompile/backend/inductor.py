@@ -15,7 +15,8 @@ OPTIONS: dict[str, Any] = {"triton.cudagraphs": False, "fallback_random": True}
 
 
 def compile_with_inductor(fx_graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
-    """The lowered FX graph as Inductor code. Keyed draws are inlined as integer arithmetic, so that they fuse into their consumers."""
+    """The lowered FX graph as Inductor code. Keyed draws are inlined as integer arithmetic, so that they fuse into
+    their consumers."""
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.decomposition import select_decomp_table

@@ -31,7 +31,8 @@ class Replayed:
 
 
 class Replay(ABC):
-    """A lowered step bound to the user's own state tensors. `gradients` are the buffers that `p.grad` points to after a step."""
+    """A lowered step bound to the user's own state tensors. `gradients` are the buffers that `p.grad` points to after a
+    step."""
 
     def __init__(self, lowered: LoweredStep, lifted: Sequence[torch.Tensor], device: torch.device) -> None:
         self.lowered, self.device = lowered, device
@@ -98,7 +99,8 @@ def own_ops(lowered: LoweredStep) -> dict[str, int]:
 
 
 def planned_kernels(lowered: LoweredStep) -> dict[str, int]:
-    """Launches of each own CUDA kernel in one step, as the ops of the lowered FX graph register them. Ops without a kernel of their
+    """Launches of each own CUDA kernel in one step, as the ops of the lowered FX graph register them. Ops without a
+    kernel of their
     own (keyed draws, which Inductor inlines) are not in it."""
     plan: dict[str, int] = {}
     kernels = registered_kernels()
@@ -109,7 +111,8 @@ def planned_kernels(lowered: LoweredStep) -> dict[str, int]:
 
 
 class ReferenceReplay(Replay):
-    """Runs the lowered FX graph op by op through each op's torch reference: the path without a GPU, and `lowering="aten"` without capture."""
+    """Runs the lowered FX graph op by op through each op's torch reference: the path without a GPU, and
+    `lowering="aten"` without capture."""
 
     def run(self, launch: Launch) -> Replayed:
         self.fill(launch)
@@ -117,7 +120,9 @@ class ReferenceReplay(Replay):
         hypers = torch.tensor(list(launch.hypers), dtype=torch.float64, device=self.device)
         launch_block = torch.zeros(2, dtype=torch.int64, device=self.device)
         with torch.no_grad():
-            metadata, _, *tensors = self.lowered.fx_graph(launch_block, *scalars, *self.buffers, hypers, *self.lifted, *self.gradients)
+            metadata, _, *tensors = self.lowered.fx_graph(
+                launch_block, *scalars, *self.buffers, hypers, *self.lifted, *self.gradients
+            )
         held = {t.untyped_storage().data_ptr() for t in (*self.buffers, *self.lifted, *self.gradients)}
         fresh = [t.clone() if t.untyped_storage().data_ptr() in held else t for t in tensors]
         return Replayed(metadata.tolist(), fresh)

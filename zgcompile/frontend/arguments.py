@@ -63,7 +63,8 @@ class Arguments:
         return [leaf for leaf in self.leaves if not isinstance(leaf, torch.Tensor)]
 
     def guard_key(self) -> tuple[Any, ...]:
-        """Equal for two calls that one capture may serve (lengths apart). Objects count by identity, scalars by type and value."""
+        """Equal for two calls that one capture may serve (lengths apart). Objects count by identity, scalars by type
+        and value."""
         scalars = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
         return (
             str(self.spec),
@@ -135,7 +136,8 @@ def argument_name(fn: Callable[..., Any], position: int) -> str:
 
 
 def length_groups(lengths: Sequence[int | None], seen: Sequence[Sequence[int | None]]) -> list[int | None]:
-    """Group number of each argument: those that were equal in dimension 0 at this and all `seen` calls share a symbol."""
+    """Group number of each argument: those that were equal in dimension 0 at this and all `seen` calls share a
+    symbol."""
     groups: list[int | None] = []
     keys: dict[tuple[Any, ...], int] = {}
     for i, length in enumerate(lengths):

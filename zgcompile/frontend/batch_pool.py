@@ -20,7 +20,8 @@ SORTED_BY_CHANCE = 8  # pairs of neighbours in order that a random argument does
 
 @dataclass(frozen=True)
 class SeenIds:
-    """Of an integer argument: ids lie in [low, high], `distinct` in each batch; `ascending`: neighbours, all in order."""
+    """Of an integer argument: ids lie in [low, high], `distinct` in each batch; `ascending`: neighbours, all in
+    order."""
 
     low: int
     high: int

@@ -31,7 +31,8 @@ FEWEST = 64  # batches
 ASKED = (2048, 4.0)  # batches and seconds of this thread where a probability was asked for
 DEFAULT = (256, 0.4)  # where it was not
 PROBABILITIES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
-# A re-run at exact sizes, in replays: eager took 8 to 10 times the replay on a large GPU; the failed replay is lost too.
+# A re-run at exact sizes, in replays: eager took 8 to 10 times the replay on a large GPU; the failed replay is lost
+# too.
 RERUN = 10
 WAITING = 4  # seconds of the clock count as one of the thread: others on the machine are not to decide how much is seen
 FAR = 8.0  # standard deviations; with a share of the mean, as a size may hardly vary
@@ -128,7 +129,8 @@ class Calibrator:
     # -- dry runs
 
     def _sample(self, run: DryRun) -> np.ndarray:
-        """Counts [batches, sizes]. Batches double while time allows, so that their number hardly depends on the time."""
+        """Counts [batches, sizes]. Batches double while time allows, so that their number hardly depends on the
+        time."""
         most, seconds = DEFAULT if self.envelope.max_overflow_probability is None else ASKED
         given = self.envelope.batches is not None
         host = HostRandom.take() if given else None

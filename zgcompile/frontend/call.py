@@ -9,7 +9,8 @@ from zgcompile.frontend.arguments import Arguments
 
 
 class Call:
-    """One call of the step: its key and arguments; `leaves` are flattened only where the arguments are nested. `happened`: the state
+    """One call of the step: its key and arguments; `leaves` are flattened only where the arguments are nested.
+    `happened`: the state
     is written, so whatever is raised afterwards (an interrupt), the numbers of this call are spent.
     """
 

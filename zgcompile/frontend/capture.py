@@ -1,4 +1,5 @@
-"""From a user's function and the arguments of one call to a `StepProgram`, with the Python state as it was before (design 3)."""
+"""From a user's function and the arguments of one call to a `StepProgram`, with the Python state as it was before
+(design 3)."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def capture(
     """Discover, trace twice, compare, functionalise. Nothing of the user's is changed, whether this succeeds or raises.
 
     Raises:
-        CaptureRefused: the step cannot be one FX graph; PythonStateChanged: it changes Python state. Both name the user's line.
+        CaptureRefused: the step cannot be one FX graph; PythonStateChanged: it changes Python state. Both name the
+        user's line.
     """
     device = step_device(fn, arguments)
     session = _Session(fn, arguments, list(modules or []), list(optimizers or []), device)
@@ -68,7 +70,9 @@ def capture(
         raise
 
 
-def _captured(fn: Callable[..., Any], arguments: Arguments, groups: Sequence[int | None], session: _Session, device: torch.device) -> Captured:
+def _captured(
+    fn: Callable[..., Any], arguments: Arguments, groups: Sequence[int | None], session: _Session, device: torch.device
+) -> Captured:
     found = session.discover(groups)
     rows = sorted({g for g in groups if g is not None})
     hypers = hyperparameters(found.optimizers)
@@ -108,7 +112,14 @@ def step_device(fn: Callable[..., Any], arguments: Arguments) -> torch.device:
 class _Session:
     """The user's Python around a capture: private copies to run, snapshots to undo what running does."""
 
-    def __init__(self, fn: Callable[..., Any], arguments: Arguments, modules: list[Any], optimizers: list[Any], device: torch.device) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        arguments: Arguments,
+        modules: list[Any],
+        optimizers: list[Any],
+        device: torch.device,
+    ) -> None:
         self.fn, self.arguments = fn, arguments
         reached_first = PythonSnapshot.take(fn, [*modules, *optimizers, *_objects(arguments)]).reached
         self.moved = host_state_to(_unique([*optimizers, *reached_first.optimizers]), device)
@@ -117,7 +128,9 @@ class _Session:
         self.copies = PrivateCopies(OVERRIDES)
         self.run: PrivateCopy = private_copy(fn, OVERRIDES, self.copies)
         reached = self.snapshots[0].reached
-        self.found = Discovery(modules=_unique([*modules, *reached.modules]), optimizers=_unique([*optimizers, *reached.optimizers]))
+        self.found = Discovery(
+            modules=_unique([*modules, *reached.modules]), optimizers=_unique([*optimizers, *reached.optimizers])
+        )
 
     def modes(self) -> contextlib.AbstractContextManager[Any]:
         return private_modules([*self.found.modules, *self.snapshots[0].reached.objects], OVERRIDES, self.copies)
@@ -152,7 +165,12 @@ class _Session:
 
         def found_again() -> None:
             again = FakeTensorMode(allow_non_fake_inputs=True, shape_env=EnvelopeShapeEnv())
-            discover(run, again, Discovery(modules=list(self.found.modules), optimizers=list(self.found.optimizers)), lambda _: None)
+            discover(
+                run,
+                again,
+                Discovery(modules=list(self.found.modules), optimizers=list(self.found.optimizers)),
+                lambda _: None,
+            )
 
         while True:
             met = len(self.roots)
@@ -186,7 +204,11 @@ class _Session:
 
         if changes:
             path, kind = changes[0].path, changes[0].kind
-            where = line(lambda: any(c.path == path and c.kind == kind for c in self._changes())) if again else changes[0].where
+            where = (
+                line(lambda: any(c.path == path and c.kind == kind for c in self._changes()))
+                if again
+                else changes[0].where
+            )
             raise dataclasses.replace(changes[0], where=where).error()
         if writes:
             (module, name), (before, after) = next(iter(writes.items()))
@@ -197,7 +219,8 @@ class _Session:
             )
         if drawn:
             raise CaptureRefused(
-                f"the step draws from or seeds a random generator of the host ({', '.join(drawn)}): a replay would repeat it",
+                f"the step draws from or seeds a random generator of the host ({', '.join(drawn)}): "
+                "a replay would repeat it",
                 where=line(lambda: bool(_drawn(host))),
                 advice="draw with torch on the step's device, and seed outside the step",
             )
@@ -224,7 +247,8 @@ class _Session:
 
 
 def refuse_aliases(program: StepProgram) -> None:
-    """Two lifted tensors over one memory are two inputs of the FX graph: what is written through one, the other would miss.
+    """Two lifted tensors over one memory are two inputs of the FX graph: what is written through one, the other would
+    miss.
 
     Raises:
         CaptureRefused: one of them is written by the step.
@@ -236,7 +260,12 @@ def refuse_aliases(program: StepProgram) -> None:
             tensor = entry.resolve()
         except (KeyError, AssertionError):
             continue  # created by the first step: memory of its own
-        if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.numel() and tensor.device.type != "meta":
+        if (
+            isinstance(tensor, torch.Tensor)
+            and tensor.layout is torch.strided
+            and tensor.numel()
+            and tensor.device.type != "meta"
+        ):
             extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
             held.append((tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size(), i, tensor))
     held.sort(key=lambda h: h[:3])
@@ -248,7 +277,8 @@ def refuse_aliases(program: StepProgram) -> None:
             if write is not None and tensor is not other and tensor.device == other.device:
                 node = program.outputs[write]
                 raise CaptureRefused(
-                    f"{program.lifted[i].name} and {program.lifted[j].name} share memory, and the step writes one of them",
+                    f"{program.lifted[i].name} and {program.lifted[j].name} share memory, "
+                    "and the step writes one of them",
                     where=node_line(node) if isinstance(node, torch.fx.Node) else None,
                     advice="use one of the two in the step",
                 )

@@ -192,7 +192,10 @@ def _compare(
     same = Entry(name, kind, way, 0.0, 0.0, 0.0, True)
     rtol = None
     if isinstance(expected, float) and isinstance(got, float):
-        expected, got = torch.tensor(expected, dtype=torch.float64, device="cpu"), torch.tensor(got, dtype=torch.float64, device="cpu")
+        expected, got = (
+            torch.tensor(expected, dtype=torch.float64, device="cpu"),
+            torch.tensor(got, dtype=torch.float64, device="cpu"),
+        )
         rtol = tolerances.rtol if tolerances.rtol is not None else max(tolerances.number, tolerances.least)
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
         return same if type(expected) is type(got) and expected == got else different

@@ -24,12 +24,15 @@ LOWERINGS = ("inductor", "aten", "reference")
 class CompiledStep:
     """A step function under zgcompile. Call it as the original; it owns everything from sampling to the optimizer.
 
-    The first `warmup` calls train at exact sizes and are counted; then the step is lowered, captured and replayed. Returned tensors
-    are fresh and carry no autograd history; a returned `float(x)` or `x.item()` is a number that waits when it is read. Random
+    The first `warmup` calls train at exact sizes and are counted; then the step is lowered, captured and replayed.
+    Returned tensors
+    are fresh and carry no autograd history; a returned `float(x)` or `x.item()` is a number that waits when it is read.
+    Random
     numbers are keyed by the default generator's seed and offset; they differ from stock eager PyTorch's.
 
     Raises, from a call:
-        CaptureRefused, UnsupportedOp, BadInput, StepError (all ZgError): with the user's line; state and generators as before.
+        CaptureRefused, UnsupportedOp, BadInput, StepError (all ZgError): with the user's line; state and generators as
+        before.
     """
 
     def __init__(
@@ -45,7 +48,9 @@ class CompiledStep:
         if not callable(fn):
             raise BadInput(f"zgcompile.compile needs a function, not {type(fn).__name__}")
         if warmup < 1:
-            raise BadInput(f"warmup={warmup}: at least one call has to run at exact sizes", advice="use warmup=1 or more")
+            raise BadInput(
+                f"warmup={warmup}: at least one call has to run at exact sizes", advice="use warmup=1 or more"
+            )
         if lowering not in LOWERINGS:
             raise BadInput(f"lowering={lowering!r} is not one of {', '.join(LOWERINGS)}")
         self.fn, self.warmup, self.envelope, self.lowering = fn, warmup, envelope or Envelope(), lowering
@@ -111,7 +116,8 @@ class CompiledStep:
                 torch.cuda.synchronize(specialisation.captured.device)
 
     def kernel_plan(self) -> dict[str, int]:
-        """Own kernels of the captured step: kernel name -> launches in one replay (on the CPU, op name -> calls). Empty before the
+        """Own kernels of the captured step: kernel name -> launches in one replay (on the CPU, op name -> calls). Empty
+        before the
         first capture."""
         replays = [s.replay for s in self.specialisations if s.replay is not None]
         return replays[0].kernel_plan() if replays else {}
@@ -133,12 +139,12 @@ class CompiledStep:
 
 
 @overload
-def compile(fn: Callable[..., Any], **options: Any) -> CompiledStep: ...  # noqa: A001
+def compile(fn: Callable[..., Any], **options: Any) -> CompiledStep: ...
 @overload
-def compile(fn: None = None, **options: Any) -> Callable[[Callable[..., Any]], CompiledStep]: ...  # noqa: A001
+def compile(fn: None = None, **options: Any) -> Callable[[Callable[..., Any]], CompiledStep]: ...
 
 
-def compile(  # noqa: A001
+def compile(
     fn: Callable[..., Any] | None = None,
     *,
     warmup: int = 3,
@@ -150,17 +156,16 @@ def compile(  # noqa: A001
     """Compile a whole training step; a decorator with or without options.
 
     Args:
-        fn: the step. Dimension 0 of each tensor argument may change from call to call; all else it closes over is found by itself.
+        fn: the step. Dimension 0 of each tensor argument may change from call to call; all else it closes over is found
+        by itself.
         warmup: calls that train at exact sizes before the capture; they also measure the sizes.
         envelope: how capacities are chosen.
         modules, optimizers: named here only where hooks cannot find them (they are found in the first call).
-        lowering: "inductor" (on a GPU), "aten" (captured op by op) or "reference" (no capture); the CPU always runs the reference.
+        lowering: "inductor" (on a GPU), "aten" (captured op by op) or "reference" (no capture); the CPU always runs the
+        reference.
     """
     if fn is None:
         return functools.partial(
             compile, warmup=warmup, envelope=envelope, modules=modules, optimizers=optimizers, lowering=lowering
         )
     return CompiledStep(fn, warmup=warmup, envelope=envelope, modules=modules, optimizers=optimizers, lowering=lowering)
-
-
-

@@ -22,7 +22,8 @@ from zgcompile.ir.program import ArgumentInput, Condition, GradientWrite, StateW
 from zgcompile.ir.source import user_line_from_stack_trace
 
 aten = torch.ops.aten
-# Ops whose dynamic dimension is easier to make pad-safe in parts; a short list on purpose: the whole Core ATen table turns
+# Ops whose dynamic dimension is easier to make pad-safe in parts; a short list on purpose: the whole Core ATen table
+# turns
 # `stack` into a `cat` and a split of a non-leading dimension.
 DECOMPOSED = [
     aten.native_batch_norm,
@@ -109,14 +110,20 @@ def functionalise(traced: Traced, arguments: list[ArgumentInput], lengths: int) 
 
 
 def _runtime_asserts(program: StepProgram, renamed: Mapping[sympy.Symbol, sympy.Basic]) -> list[Condition]:
-    """What tracing left to be true at run time (`x[1:] + y` needs equal sizes, `narrow` an end inside the source), as conditions:
-    a batch that breaks one runs the user's own function, which raises as eager does. What holds for every count is left out."""
+    """What tracing left to be true at run time (`x[1:] + y` needs equal sizes, `narrow` an end inside the source), as
+    conditions:
+    a batch that breaks one runs the user's own function, which raises as eager does. What holds for every count is left
+    out."""
     born = {s for n in program.fx_graph.graph.nodes for s in (n.meta.get("unbacked_bindings") or {})}
     found: dict[sympy.Basic, Condition] = {}
     for asserts in program.shape_env.deferred_runtime_asserts.values():
         for runtime_assert in asserts:
             expr = runtime_assert.expr.xreplace(renamed)
-            if not isinstance(expr, sympy.logic.boolalg.Boolean) or not expr.free_symbols or not expr.free_symbols <= born:
+            if (
+                not isinstance(expr, sympy.logic.boolalg.Boolean)
+                or not expr.free_symbols
+                or not expr.free_symbols <= born
+            ):
                 continue
             anything = {s: ValueRanges(0, int_oo) for s in expr.free_symbols}
             if all(s.is_integer for s in anything) and not bound_sympy(expr, anything).is_singleton():
@@ -206,7 +213,9 @@ def refuse_argument_writes(fx_graph: GraphModule, arguments: list[ArgumentInput]
                     continue
                 if info.alias_info is not None and info.alias_info.is_write:
                     raise CaptureRefused(
-                        f"the step writes its argument {name} in place", where=node_line(node), advice="write to a clone of it"
+                        f"the step writes its argument {name} in place",
+                        where=node_line(node),
+                        advice="write to a clone of it",
                     )
                 names.setdefault(node, name)
             if "dynamic_rows" in str(node.target):

@@ -20,7 +20,8 @@ SCHEDULED = "_wrapped_by_lr_sched"  # how a scheduler marks the `optimizer.step`
 class Guards:
     """The guards of one capture. `refresh` re-reads the Python state after a step that was the user's own function.
 
-    `lifted` are the tensors to run on, or None while some do not exist yet; they are looked up anew only when what holds them changed.
+    `lifted` are the tensors to run on, or None while some do not exist yet; they are looked up anew only when what
+    holds them changed.
     """
 
     def __init__(self, fn: Any, captured: Captured, arguments: Arguments) -> None:
@@ -54,7 +55,11 @@ class Guards:
         self.without = [program.lifted[g.lifted].resolve() for g in program.gradient_writes if g.output is None]
         self._look_for_stray_gradients()
         wanted = {id(t) for t in self.captured.found.tensors} | {id(t) for t in self.lifted or ()}
-        self.sites = [(s.container, s.key, s.tensor, s.tensor.requires_grad) for s in self.snapshot.tensors if id(s.tensor) in wanted]
+        self.sites = [
+            (s.container, s.key, s.tensor, s.tensor.requires_grad)
+            for s in self.snapshot.tensors
+            if id(s.tensor) in wanted
+        ]
         grads = [e for e, used in zip(program.lifted, self.used, strict=True) if e.kind == "grad" and used]
         self.grads = [(e.resolve, t) for e, t in zip(program.lifted, self.lifted or (), strict=False) if e in grads]
 
@@ -81,7 +86,8 @@ class Guards:
     # -- every call
 
     def accept(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """The quick yes for a call whose arguments are plain tensors and scalars, like those of the capture. A no says only that
+        """The quick yes for a call whose arguments are plain tensors and scalars, like those of the capture. A no says
+        only that
         the call has to be looked at closely."""
         signature = self.signature
         if signature is None or kwargs or len(args) != len(signature):
@@ -99,7 +105,9 @@ class Guards:
                 or (trailing is not None and (value.shape[1:] != trailing or value.shape[0] == 0))
             ):
                 return False
-        lengths = [v.shape[0] if s[2] is not None else None for v, s in zip(args, signature, strict=True) if s[0] is not None]
+        lengths = [
+            v.shape[0] if s[2] is not None else None for v, s in zip(args, signature, strict=True) if s[0] is not None
+        ]
         return self.lengths_agree(lengths) and self.state_holds()
 
     def hold(self, arguments: Arguments) -> bool:
@@ -147,7 +155,8 @@ class Guards:
         return True
 
     def _adopt_loaded_state(self) -> bool:
-        """`optimizer.load_state_dict` replaces state and group dictionaries, a new scheduler adds floats to the groups and wraps
+        """`optimizer.load_state_dict` replaces state and group dictionaries, a new scheduler adds floats to the groups
+        and wraps
         `optimizer.step`: with equal options, the capture goes on."""
         optimizers = self.captured.found.optimizers
         if not all(self._is_optimizer_state(change) for change in self.snapshot.diff()):
@@ -182,7 +191,11 @@ def _options(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
     found = []
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            plain = {k: v for k, v in group.items() if k != "params" and not isinstance(v, (float, tuple, list, torch.Tensor))}
+            plain = {
+                k: v
+                for k, v in group.items()
+                if k != "params" and not isinstance(v, (float, tuple, list, torch.Tensor))
+            }
             found.append((plain, [id(p) for p in group["params"]]))
     return found
 

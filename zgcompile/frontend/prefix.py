@@ -43,7 +43,8 @@ class SamplingPrefix:
         self.arguments = [i - first for i in self.inputs if first <= i < first + len(program.arguments)]
 
     def counts(self, inputs: Sequence[Any]) -> list[int]:
-        """The count of each of `symbols`, in order; `inputs` are those of the whole program. Raises what an op raises."""
+        """The count of each of `symbols`, in order; `inputs` are those of the whole program. Raises what an op
+        raises."""
         with torch.no_grad():
             values = self.module(*[inputs[i] for i in self.inputs])
         return [int(key_get(v, path) if path else v) for v, (_, path) in zip(values, self.binders, strict=True)]

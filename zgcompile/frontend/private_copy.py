@@ -37,7 +37,9 @@ class PrivateCopies:
         self._builtins = {**vars(builtins), "super": self._super(), "__import__": self._import, **overrides}
         self._made: dict[int, tuple[Any, Any]] = {}  # id -> (original, kept alive; copy)
         self._spaces: dict[int, tuple[dict[str, Any], ModuleType]] = {}
-        self.bound: list[tuple[dict[str, Any], str, object, object]] = []  # by `private_modules`: (space, name, before, method)
+        self.bound: list[
+            tuple[dict[str, Any], str, object, object]
+        ] = []  # by `private_modules`: (space, name, before, method)
         self._baseline: dict[int, dict[str, Any]] = {}
         self._contents: dict[
             int, tuple[Any, Any, Any]
@@ -302,7 +304,9 @@ def without_private_methods(copies: PrivateCopies) -> Iterator[None]:
             space[name] = method
 
 
-def _unbind(bound: list[tuple[dict[str, Any], str, object, object]]) -> list[tuple[dict[str, Any], str, object, object]]:
+def _unbind(
+    bound: list[tuple[dict[str, Any], str, object, object]],
+) -> list[tuple[dict[str, Any], str, object, object]]:
     """Put back what the step has not replaced in the meantime; returns those, in the order of binding."""
     found = [entry for entry in bound if entry[0].get(entry[1], ABSENT) is entry[3]]
     for space, name, before, _ in reversed(found):

@@ -19,7 +19,8 @@ SMALLEST_TRACED_SIZE = 2
 
 @dataclass(frozen=True)
 class Precondition:
-    """A comparison of sizes that the trace took as `value`; a batch where it comes out otherwise runs the user's own function."""
+    """A comparison of sizes that the trace took as `value`; a batch where it comes out otherwise runs the user's own
+    function."""
 
     expr: sympy.Basic
     value: bool
@@ -32,7 +33,8 @@ class Precondition:
 class EnvelopeShapeEnv(ShapeEnv):
     """Size-like unbacked symbols range from 2, so that checks such as `numel() == 0` trace (design 3.4).
 
-    That range is an assumption. `preconditions` holds each comparison that it alone decided, with the user's line; a comparison
+    That range is an assumption. `preconditions` holds each comparison that it alone decided, with the user's line; a
+    comparison
     made through `guard_or_false` and its kin asks for no decision and is not one of them.
     """
 
@@ -42,7 +44,7 @@ class EnvelopeShapeEnv(ShapeEnv):
         self.recording = True
         self.loops = LoopWatch()
 
-    def _constrain_range_for_size(self, a: sympy.Symbol, min: int | None = None, max: int | None = None) -> None:  # noqa: A002
+    def _constrain_range_for_size(self, a: sympy.Symbol, min: int | None = None, max: int | None = None) -> None:
         lower = SMALLEST_TRACED_SIZE if min is None or min < SMALLEST_TRACED_SIZE else min
         super()._constrain_range_for_size(a, min=lower, max=max)
 
@@ -72,7 +74,8 @@ class EnvelopeShapeEnv(ShapeEnv):
         self.preconditions.setdefault(key, Precondition(expr, bool(value), current_user_line()))
 
     def hyperparameter(self, name: str, value: float) -> torch.SymFloat:
-        """A float that the host may change between calls: symbolic in arithmetic, its present value decides comparisons."""
+        """A float that the host may change between calls: symbolic in arithmetic, its present value decides
+        comparisons."""
         from torch._dynamo.source import ConstantSource
 
         source = ConstantSource(name)

@@ -1,4 +1,5 @@
-"""One capture of a step and how its calls run: first call, warm-up at exact sizes, replay, and what follows a failed status."""
+"""One capture of a step and how its calls run: first call, warm-up at exact sizes, replay, and what follows a failed
+status."""
 
 from __future__ import annotations
 
@@ -39,7 +40,14 @@ class Specialisation:
     """A captured step under its guards."""
 
     def __init__(
-        self, fn: Callable[..., Any], captured: Captured, arguments: Arguments, warmup: int, envelope: Envelope, lowering: str, counters: Counters
+        self,
+        fn: Callable[..., Any],
+        captured: Captured,
+        arguments: Arguments,
+        warmup: int,
+        envelope: Envelope,
+        lowering: str,
+        counters: Counters,
     ) -> None:
         self.fn, self.captured, self.warmup, self.envelope, self.lowering = fn, captured, warmup, envelope, lowering
         self.counters = counters
@@ -76,7 +84,8 @@ class Specialisation:
         return self.run_replay(call, lifted)
 
     def run_user_function(self, call: Call) -> Any:
-        """The user's own function, once, with the step's numbers: the first step that creates state, and failed preconditions."""
+        """The user's own function, once, with the step's numbers: the first step that creates state, and failed
+        preconditions."""
         self.counters.eager_runs += 1
         self.warmed += self.replay is None
         undo = undo_around(self, call.leaves)
@@ -149,7 +158,8 @@ class Specialisation:
         return self.results(replayed)
 
     def failed(self, replayed: Replayed, call: Call, lifted: list[torch.Tensor]) -> Any:
-        """Nothing was written. A capacity runs the batch again at exact sizes; a precondition, the user's function; a user error raises."""
+        """Nothing was written. A capacity runs the batch again at exact sizes; a precondition, the user's function; a
+        user error raises."""
         assert self.replay is not None
         check = decisive(self.replay.lowered.layout.failed(replayed.metadata))
         if check.failure is Failure.CAPACITY:
@@ -157,7 +167,9 @@ class Specialisation:
         if check.failure is Failure.PRECONDITION:
             self.counters.preconditions += 1
             return self.run_user_function(call)
-        raise StepError(f"{check.what}; nothing was changed", where=check.where, advice="check the batch that was passed in")
+        raise StepError(
+            f"{check.what}; nothing was changed", where=check.where, advice="check the batch that was passed in"
+        )
 
     def overflow(self, call: Call, lifted: list[torch.Tensor]) -> Any:
         """Run once more, exactly, with the same numbers; re-fit when it happens more often than the fit says."""
@@ -174,7 +186,8 @@ class Specialisation:
     # -- fitting
 
     def fit(self, call: Call, lifted: list[torch.Tensor]) -> None:
-        """Choose the capacities, lower, capture. Sizes that no exact run has shown yet are measured on this batch, writing nothing."""
+        """Choose the capacities, lower, capture. Sizes that no exact run has shown yet are measured on this batch,
+        writing nothing."""
         if not self.observed.counts:
             try:
                 run = self._exact(call, lifted)
@@ -198,7 +211,8 @@ class Specialisation:
         self.written = [lifted[i] for i in self.replay.lowered.written_lifted()]
 
     def _captured_replay(self, lowered: LoweredStep, lifted: list[torch.Tensor]) -> Replay:
-        """A CUDA Graph on a GPU. Where the capture fails, the lowered FX graph runs op by op from then on, with a warning: slower,
+        """A CUDA Graph on a GPU. Where the capture fails, the lowered FX graph runs op by op from then on, with a
+        warning: slower,
         with the same results."""
         device = self.captured.device
         if device.type == "cuda" and self.lowering != "reference":
@@ -208,7 +222,8 @@ class Specialisation:
                 where = code_line(self.fn)
                 first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
                 warnings.warn(
-                    f"{where}: the step could not be captured as a CUDA Graph ({type(error).__name__}: {first}); it runs op by op",
+                    f"{where}: the step could not be captured as a CUDA Graph "
+                    f"({type(error).__name__}: {first}); it runs op by op",
                     CaptureWarning,
                     stacklevel=2,
                 )
@@ -315,4 +330,6 @@ def _step_error(error: Exception) -> Exception:
         return error
     text = str(error).split("\n\nWhile executing")[0]
     where = user_line_from_stack_trace(str(error)) or user_line_from_traceback(error.__traceback__)
-    return StepError(f"{type(error).__name__}: {text}; nothing was changed", where=where, advice="check the batch that was passed in")
+    return StepError(
+        f"{type(error).__name__}: {text}; nothing was changed", where=where, advice="check the batch that was passed in"
+    )

@@ -14,10 +14,14 @@ class MissingState(Exception):
     """A lifted tensor does not exist (yet): the optimizer has no state, a gradient is None."""
 
 
-def host_state_to(optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
-    """Move 0-d optimizer state that lives on the host (Adam's `step`) to the device of the step, where a replay can count it.
+def host_state_to(
+    optimizers: Sequence[torch.optim.Optimizer], device: torch.device
+) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
+    """Move 0-d optimizer state that lives on the host (Adam's `step`) to the device of the step, where a replay can
+    count it.
 
-    Every optimizer of torch.optim accepts it there, and so does `load_state_dict`. Returns what was moved, for `put_back`.
+    Every optimizer of torch.optim accepts it there, and so does `load_state_dict`. Returns what was moved, for
+    `put_back`.
     """
     moved: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     if device.type == "cpu":

@@ -17,7 +17,8 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class _StandIn(type):
-    """A builtin type's stand-in: calls go to `convert`, everything else (isinstance, class methods) to the builtin itself."""
+    """A builtin type's stand-in: calls go to `convert`, everything else (isinstance, class methods) to the builtin
+    itself."""
 
     builtin: type
     convert: Any
@@ -63,8 +64,10 @@ def symbolic_len(value: Any) -> Any:
 
 def _extreme(builtin: Any, symbolic: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     values = list(args[0]) if len(args) == 1 and not kwargs and not isinstance(args[0], torch.Tensor) else list(args)
-    if not kwargs and any(isinstance(v, SYMBOLIC) for v in values) and all(
-        isinstance(v, (*SYMBOLIC, int, float)) for v in values
+    if (
+        not kwargs
+        and any(isinstance(v, SYMBOLIC) for v in values)
+        and all(isinstance(v, (*SYMBOLIC, int, float)) for v in values)
     ):
         result = values[0]
         for value in values[1:]:

@@ -1,4 +1,5 @@
-"""Stand-ins for torch functions that decide something on a size although their result needs no such decision; for tracing only."""
+"""Stand-ins for torch functions that decide something on a size although their result needs no such decision; for
+tracing only."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ import torch
 def symbolic_chunk(source: torch.Tensor, chunks: int, dim: int = 0) -> tuple[torch.Tensor, ...]:
     """`torch.chunk` of a dynamic dimension: `chunks` pieces of ceil(n / chunks) rows, the last one shorter.
 
-    ATen returns fewer pieces where there are fewer rows than pieces; such a batch fails the precondition that the comparison here
+    ATen returns fewer pieces where there are fewer rows than pieces; such a batch fails the precondition that the
+    comparison here
     records.
     """
     size = source.shape[dim]
@@ -33,11 +35,17 @@ def _divisible(size: torch.SymInt, by: int) -> bool:
 
 
 def symbolic_getitem(source: torch.Tensor, index: Any) -> torch.Tensor:
-    """`x[k]` and `x[:k]` with a size or an item k. A slice keeps k as the size of its result, so that `out[:k]` and `y[:k]` agree;
+    """`x[k]` and `x[:k]` with a size or an item k. A slice keeps k as the size of its result, so that `out[:k]` and
+    `y[:k]` agree;
     a k beyond the end, which eager would cut, fails a condition and that batch runs the function itself."""
     if isinstance(index, torch.SymInt):
         return source.select(0, index)
-    if isinstance(index, slice) and isinstance(index.stop, torch.SymInt) and index.start in (None, 0) and index.step in (None, 1):
+    if (
+        isinstance(index, slice)
+        and isinstance(index.stop, torch.SymInt)
+        and index.start in (None, 0)
+        and index.step in (None, 1)
+    ):
         return source.narrow(0, 0, index.stop)
     return torch.Tensor.__getitem__(source, index)
 

@@ -1,4 +1,5 @@
-"""One step of a captured function three ways on the same state with the same random numbers: eager, dynamic FX graph, replay."""
+"""One step of a captured function three ways on the same state with the same random numbers: eager, dynamic FX graph,
+replay."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ FALLBACKS = {
 class ThreeWays:
     """One comparison of `subject` on one call. All that runs is undone."""
 
-    def __init__(self, subject: Specialisation, call: Call, rtol: float | None = None, atol: float | None = None) -> None:
+    def __init__(
+        self, subject: Specialisation, call: Call, rtol: float | None = None, atol: float | None = None
+    ) -> None:
         self.subject, self.call = subject, call
         self.program, self.device = subject.program, subject.captured.device
         self.tolerances = Tolerances.of(self.program, self.device, rtol, atol)
@@ -160,7 +163,8 @@ def _cloned(tensors: dict[int, Any]) -> dict[int, Any]:
 
 
 def prove_replay(subject: Specialisation, call: Call) -> bool:
-    """The shadow step behind a capture (design 3.7): the eager function and the new replay on the next call, all undone.
+    """The shadow step behind a capture (design 3.7): the eager function and the new replay on the next call, all
+    undone.
 
     False when this batch says nothing, since it falls back or is wrong itself: the next one will tell.
 
@@ -176,7 +180,8 @@ def prove_replay(subject: Specialisation, call: Call) -> bool:
         return False
     if not report.ok:
         raise VerificationFailed(
-            f"the captured step differs from the eager function: {first_failures(report.failures)}; nothing was changed",
+            f"the captured step differs from the eager function: {first_failures(report.failures)}; "
+            "nothing was changed",
             where=code_line(subject.fn),
             advice="train without zgcompile and report it",
         )

@@ -39,7 +39,9 @@ class Traced:
     out_spec: TreeSpec
     user_outputs: int
     constants: dict[int, Any]  # user output leaves that are plain Python values
-    gradients: list[tuple[int, str]]  # lifted index of the parameter; "none", "new", or "same" (the tensor it was, perhaps written)
+    gradients: list[
+        tuple[int, str]
+    ]  # lifted index of the parameter; "none", "new", or "same" (the tensor it was, perhaps written)
 
 
 @dataclass
@@ -90,12 +92,22 @@ def trace(request: TraceRequest) -> Traced:
         on_device = state.like.dim() or request.device.type == "cpu"
         twin = _fake_like(fake_mode, state.like, state.like.device if on_device else request.device)
         owner = request.names.get(id(state.parameter), "parameter")
-        add(None, twin, LiftedInput(f"{owner}.{state.key}", _state(state.optimizer, state.parameter, state.key), "state"))
+        add(
+            None,
+            twin,
+            LiftedInput(f"{owner}.{state.key}", _state(state.optimizer, state.parameter, state.key), "state"),
+        )
     state_twins = dict(zip(created, twins[len(request.found.tensors) :], strict=True))
     for tensor in request.found.tensors:
-        if request.found.grads_after.get(id(tensor)) and not (tensor.grad is not None and id(tensor.grad) in lift.twins):
+        if request.found.grads_after.get(id(tensor)) and not (
+            tensor.grad is not None and id(tensor.grad) in lift.twins
+        ):
             parameter = lift.twins[id(tensor)]
-            add(None, _fake_like(fake_mode, parameter), LiftedInput(f"{request.names.get(id(tensor), 'parameter')}.grad", _grad(tensor), "grad"))
+            add(
+                None,
+                _fake_like(fake_mode, parameter),
+                LiftedInput(f"{request.names.get(id(tensor), 'parameter')}.grad", _grad(tensor), "grad"),
+            )
             parameter.grad = twins[-1]
         elif request.found.grads_after.get(id(tensor)) and tensor.grad is not None:
             lift.twins[id(tensor)].grad = lift.twins[id(tensor.grad)]
@@ -108,7 +120,13 @@ def trace(request: TraceRequest) -> Traced:
     entry_grads = {i: lift.twins[id(t)].grad for i, t in parameters.items()}
     result: dict[str, Any] = {}
 
-    def step(key: FakeTensor, lengths: list[FakeTensor], buffers: list[FakeTensor], hypers: list[torch.SymFloat], twins: list[FakeTensor]) -> Any:
+    def step(
+        key: FakeTensor,
+        lengths: list[FakeTensor],
+        buffers: list[FakeTensor],
+        hypers: list[torch.SymFloat],
+        twins: list[FakeTensor],
+    ) -> Any:
         del twins  # tracked by make_fx, reached through the lift mode
         _record_user_lines()
         with _installed(request, hypers, created, state_twins):
@@ -151,7 +169,9 @@ def trace(request: TraceRequest) -> Traced:
     )
 
 
-def _held_state(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, tuple[torch.optim.Optimizer, torch.Tensor, str]]:
+def _held_state(
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> dict[int, tuple[torch.optim.Optimizer, torch.Tensor, str]]:
     """id of each tensor of optimizer state -> where it is held."""
     return {
         id(value): (optimizer, parameter, key)
@@ -209,8 +229,11 @@ def _rows(request: TraceRequest, lengths: list[FakeTensor], buffers: list[FakeTe
 
 
 @contextlib.contextmanager
-def _installed(request: TraceRequest, hypers: list[torch.SymFloat], created: dict[Any, CreatedState], twins: dict[Any, FakeTensor]) -> Iterator[None]:
-    """Symbolic hyperparameters and the created optimizer state in place of the user's; the Python snapshot takes them out again.
+def _installed(
+    request: TraceRequest, hypers: list[torch.SymFloat], created: dict[Any, CreatedState], twins: dict[Any, FakeTensor]
+) -> Iterator[None]:
+    """Symbolic hyperparameters and the created optimizer state in place of the user's; the Python snapshot takes them
+    out again.
 
     `foreach` and `fused` are ways to launch the same update, so the plain form is traced: its scalars may be symbolic.
     """
@@ -266,7 +289,9 @@ def compare_traces(first: GraphModule, second: GraphModule) -> None:
     for x, y in zip(a, b, strict=False):
         where = user_line_from_stack_trace(x.meta.get("stack_trace") or "")
         if x.op != y.op or str(x.target) != str(y.target):
-            raise CaptureRefused(f"two traces of the step differ: {x.target} and {y.target}", where=where, advice=advice)
+            raise CaptureRefused(
+                f"two traces of the step differ: {x.target} and {y.target}", where=where, advice=advice
+            )
         if repr((x.args, x.kwargs)) != repr((y.args, y.kwargs)):
             raise CaptureRefused(
                 f"a constant of {x.target} changes from trace to trace: {_differing(x, y)}", where=where, advice=advice
@@ -274,7 +299,11 @@ def compare_traces(first: GraphModule, second: GraphModule) -> None:
         if x.op == "get_attr":
             u, v = getattr(first, str(x.target)), getattr(second, str(y.target))
             if isinstance(u, torch.Tensor) and not _equal_constants(u, v):
-                raise CaptureRefused(f"a tensor built from Python numbers changes from trace to trace: {u} and {v}", where=where, advice=advice)
+                raise CaptureRefused(
+                    f"a tensor built from Python numbers changes from trace to trace: {u} and {v}",
+                    where=where,
+                    advice=advice,
+                )
     if len(a) != len(b):
         raise CaptureRefused(f"two traces of the step differ in length: {len(a)} and {len(b)} ops", advice=advice)
 

@@ -10,7 +10,8 @@ import sympy
 
 @dataclass
 class Observed:
-    """What exact runs have seen: the largest count of each symbol, and the least and largest id that entered a `unique`."""
+    """What exact runs have seen: the largest count of each symbol, and the least and largest id that entered a
+    `unique`."""
 
     counts: dict[sympy.Symbol, int] = field(default_factory=dict)
     ids: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -25,7 +26,8 @@ class Observed:
 
 @dataclass(frozen=True)
 class Bounds:
-    """`caps` of the symbols that are sizes; `ids`: unique node -> N where its ids are taken to lie in [0, N), checked on the device."""
+    """`caps` of the symbols that are sizes; `ids`: unique node -> N where its ids are taken to lie in [0, N), checked
+    on the device."""
 
     caps: dict[sympy.Symbol, int]
     ids: dict[str, int]

@@ -74,7 +74,9 @@ class DrawStream:
             return generator.initial_seed(), generator.get_offset()
         # Below every mode: neither a fake tensor nor a keyed number will do.
         with torch._C._DisableTorchDispatch():
-            return torch.default_generator.initial_seed(), int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+            return torch.default_generator.initial_seed(), int(
+                torch.empty((), dtype=torch.int64, device="cpu").random_()
+            )
 
 
 def _cuda_generator(device: torch.device) -> torch.Generator:

@@ -14,7 +14,8 @@ from zgcompile.ir.status import MetadataLayout
 
 @dataclass(frozen=True)
 class TensorOutput:
-    """A returned tensor: number `position` of the returned tensors, cut to `sizes` (int or expressions in size symbols)."""
+    """A returned tensor: number `position` of the returned tensors, cut to `sizes` (int or expressions in size
+    symbols)."""
 
     position: int
     sizes: tuple[int | sympy.Expr, ...]
@@ -47,8 +48,10 @@ Output = TensorOutput | SizeOutput | NumberOutput | ConstantOutput
 
 @dataclass
 class LoweredStep:
-    """Placeholders, in order: the launch block (launch id, record address); the key; the lengths; the argument buffers at cap; one float64 vector of hyperparameters; the lifted
-    tensors; the gradient buffers. Outputs, in order: the metadata buffer, the published launch id, the returned tensors at cap. State and gradient
+    """Placeholders, in order: the launch block (launch id, record address); the key; the lengths; the argument buffers
+    at cap; one float64 vector of hyperparameters; the lifted
+    tensors; the gradient buffers. Outputs, in order: the metadata buffer, the published launch id, the returned tensors
+    at cap. State and gradient
     buffers are written in place by `copy_`, gated by the status.
     """
 
@@ -58,7 +61,9 @@ class LoweredStep:
     names: dict[sympy.Symbol, str]
     outputs: list[Output]
     lengths: int
-    argument_caps: list[int | None]  # rows of each argument buffer; None for a 0-d one, 0 for one that the step never reads
+    argument_caps: list[
+        int | None
+    ]  # rows of each argument buffer; None for a 0-d one, 0 for one that the step never reads
     hypers: int
     gradients: int
     example_inputs: list[torch.Tensor]  # fake, in the order above

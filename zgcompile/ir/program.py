@@ -29,7 +29,8 @@ class ArgumentInput:
 
 @dataclass(frozen=True)
 class LiftedInput:
-    """An outside tensor (parameter, buffer, optimizer state, gradient, table), found anew at each use through `resolve`."""
+    """An outside tensor (parameter, buffer, optimizer state, gradient, table), found anew at each use through
+    `resolve`."""
 
     name: str
     resolve: Callable[[], torch.Tensor]
@@ -76,8 +77,10 @@ class RoundTrip:
 class StepProgram:
     """The functional, dynamic FX graph of a step.
 
-    Placeholders, in order: the key (0-d int64); one 0-d int64 length for each group of arguments that share dimension 0; the
-    tensor arguments; the hyperparameters (floats); the lifted tensors. Outputs, in order: the leaves of what the user's function
+    Placeholders, in order: the key (0-d int64); one 0-d int64 length for each group of arguments that share dimension
+    0; the
+    tensor arguments; the hyperparameters (floats); the lifted tensors. Outputs, in order: the leaves of what the user's
+    function
     returned (`user_outputs` of them), then the new gradients and the new state.
     """
 

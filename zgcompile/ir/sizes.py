@@ -64,7 +64,9 @@ def _fold(op: Callable[[Value, Value], Value]) -> Callable[[list[Value]], Value]
     return run
 
 
-def _extreme(tensor_op: Callable[..., torch.Tensor], python_op: Callable[..., Value]) -> Callable[[Value, Value], Value]:
+def _extreme(
+    tensor_op: Callable[..., torch.Tensor], python_op: Callable[..., Value]
+) -> Callable[[Value, Value], Value]:
     def run(a: Value, b: Value) -> Value:
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
             return tensor_op(a, b)
@@ -79,7 +81,11 @@ def _extreme(tensor_op: Callable[..., torch.Tensor], python_op: Callable[..., Va
 
 def _floor_divide(a: Value, b: Value) -> Value:
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        return torch.div(a, b, rounding_mode="floor") if isinstance(a, torch.Tensor) else torch.floor_divide(torch.full_like(b, a), b)
+        return (
+            torch.div(a, b, rounding_mode="floor")
+            if isinstance(a, torch.Tensor)
+            else torch.floor_divide(torch.full_like(b, a), b)
+        )
     return a // b
 
 

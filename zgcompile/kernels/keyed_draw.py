@@ -1,6 +1,7 @@
 """zgcompile::keyed_bits, for every random ATen op: `zgcompile.keyed_numbers` as one opaque op of an FX graph.
 
-key 0-d int64, ordinal, size -> int64 of `size` on the key's device. Inductor inlines the arithmetic, so a draw fuses into its consumer.
+key 0-d int64, ordinal, size -> int64 of `size` on the key's device. Inductor inlines the arithmetic, so a draw fuses
+into its consumer.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def execute(code: CodeType, module: ModuleType, decorator: Callable[[Any], Any])
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
-        print(end.code, file=sys.stderr)  # noqa: T201
+        sys.stderr.write(f"{end.code}\n")
         return 1
     return 0
 
