@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import sympy
 import torch
@@ -20,7 +21,7 @@ from zgcompile.ir.spans import INT64_HIGH, Span, span_of
 
 aten = torch.ops.aten
 # What stands in the compiled step for an op that makes the host wait in eager.
-REPLACEMENTS = {
+REPLACEMENTS: dict[Any, tuple[str, str]] = {
     aten._local_scalar_dense.default: ("item", "a count in the metadata buffer"),
     aten.nonzero.default: ("nonzero", "zgcompile::compact"),
     aten.index.Tensor: ("mask index", "zgcompile::compact"),
@@ -49,7 +50,7 @@ def infer_bounds(program: StepProgram, observed: Observed, envelope: Envelope, t
     while True:
         program.round_trips = []
         for known in (caps, names, ids):
-            known.clear()  # type: ignore[attr-defined]
+            known.clear()
         for node in program.fx_graph.graph.nodes:
             if node.op == "call_function":
                 for symbol in node.meta.get("unbacked_bindings") or {}:

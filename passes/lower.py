@@ -296,7 +296,7 @@ def _write_gated(good: torch.Tensor, target: torch.Tensor, new: torch.Tensor) ->
 def _keep_stack_traces() -> None:
     mode = get_proxy_mode()
     if mode is not None:
-        mode.tracer.record_stack_traces = False  # type: ignore[attr-defined]
+        mode.tracer.record_stack_traces = False
 
 
 def symbols_of(program: StepProgram) -> list[sympy.Symbol]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -17,7 +17,7 @@ from zgcompile.ir.source import user_line_from_stack_trace
 from zgcompile.ir.spans import span_of
 from zgcompile.ir.status import Check, Failure
 
-SizeLike = int | sympy.Expr | Size
+SizeLike: TypeAlias = int | sympy.Expr | Size
 IDS = (torch.int64, torch.int32)
 
 
@@ -135,8 +135,10 @@ class Context:
 
     def all_valid(self, value: Bounded | torch.Tensor) -> torch.Tensor | None:
         """bool mask of the valid elements, broadcastable to the data; None when every element is."""
+        if not isinstance(value, Bounded):
+            return None
         mask = None
-        for d in value.dynamic() if isinstance(value, Bounded) else ():
+        for d in value.dynamic():
             valid = self.valid(value.sizes[d], d, value.dim())
             mask = valid if mask is None else mask & valid
         return mask

@@ -56,7 +56,8 @@ def arg_extreme(context: Context, node: Node, source: Bounded, dim: Any = None, 
     found = node.target(_losers(context, node, source, reduced_dims(source, dim)), dim, keepdim)  # type: ignore[operator]
     if dim is not None or source.dynamic() in ([], [0]):
         return found
-    place, stride = torch.zeros_like(found), 1
+    place = torch.zeros_like(found)
+    stride: torch.Tensor | int = 1
     for d in reversed(range(source.dim())):
         place = place + found % source.data.shape[d] * stride
         found, stride = found // source.data.shape[d], stride * context.count(source.sizes[d])

@@ -64,10 +64,10 @@ def index(context: Context, node: Node, source: Any, indices: list[Any]) -> Any:
     masked = [d for d, i in used if i.dtype in MASKS]
     if not masked:
         sizes = context.sizes_of(source)
+        nodes: Any = node.args[1]
         safe = [
-            None if i is None else context.index(node, i, node.args[1][d], sizes[d], wraps=True)
-            for d, i in enumerate(indices)
-        ]  # type: ignore[index]
+            None if i is None else context.index(node, i, nodes[d], sizes[d], wraps=True) for d, i in enumerate(indices)
+        ]
         return _read(source, torch.ops.aten.index.Tensor(context.raw(source), safe))
     if len(used) > 1:
         raise refuse(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -100,7 +101,7 @@ def _clamp(a: Any, min: Any = None, max: Any = None) -> Any:
 
 
 # Ops whose schema takes a plain number where the lowered step has a 0-d tensor.
-SCALED = {
+SCALED: dict[Any, Callable[..., Any]] = {
     aten.add.Tensor: _add,
     aten.add.Scalar: _add,
     aten.sub.Tensor: _sub,

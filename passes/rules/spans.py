@@ -78,7 +78,7 @@ def _arange(node: Node, bounds: SizeBounds) -> Span:
     if len(node.args) == 1:
         return _make(0, cap, None if isinstance(size, int) else size)
     start, step = node.args[0], node.args[2] if len(node.args) > 2 else 1
-    return _make(start, start + cap) if isinstance(start, int) and step == 1 else UNKNOWN  # type: ignore[operator]
+    return _make(start, start + cap) if isinstance(start, int) and step == 1 else UNKNOWN
 
 
 def _clamp(node: Node, bounds: SizeBounds) -> Span:
@@ -144,10 +144,9 @@ def _positions(node: Node, bounds: SizeBounds) -> Span:
 
 def _filled(node: Node, bounds: SizeBounds) -> Span:
     del bounds
-    fill = {"zeros": 0, "new_zeros": 0, "zeros_like": 0, "ones": 1, "new_ones": 1, "ones_like": 1}.get(
-        node.target._opname
-    )  # type: ignore[union-attr]
-    value = fill if fill is not None else node.args[-1] if "full" in node.target._opname else None  # type: ignore[union-attr]
+    op = node.target._opname  # type: ignore[union-attr]
+    fill = {"zeros": 0, "new_zeros": 0, "zeros_like": 0, "ones": 1, "new_ones": 1, "ones_like": 1}.get(op)
+    value = fill if fill is not None else node.args[-1] if "full" in op else None
     return _value(value) if isinstance(value, int) else UNKNOWN
 
 
@@ -270,7 +269,7 @@ _TABLE: dict[Any, Callable[[Node, SizeBounds], Span]] = {
 
 def transfer(node: Node, bounds: SizeBounds) -> None:
     """Notes `meta["span"]` (or `meta["spans"]` for several results) on a node whose inputs have theirs."""
-    value = node.meta.get("val")
+    value: Any = node.meta.get("val")
     node.meta.pop("span", None)
     if node.target is aten._unique2.default:
         size = bounds.expr(value[0].shape[0])
@@ -286,7 +285,7 @@ def transfer(node: Node, bounds: SizeBounds) -> None:
     elif node.target is operator.getitem:
         source, index = node.args
         spans = source.meta.get("spans")  # type: ignore[union-attr]
-        node.meta["span"] = spans[index] if spans else span_of(source)  # type: ignore[index]
+        node.meta["span"] = spans[index] if spans else span_of(source)
     elif isinstance(value, torch.Tensor) and value.dtype == torch.bool:
         node.meta["span"] = Span(0, 2)
     elif isinstance(value, torch.Tensor) and not value.dtype.is_floating_point:

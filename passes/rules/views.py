@@ -41,7 +41,7 @@ def _keeps_places(before: Sizes, after: Sizes) -> bool:
 def _prefix(sizes: Sizes) -> int:
     """The product of the static sizes in front of the first dynamic one."""
     first = next(d for d, s in enumerate(sizes) if not isinstance(s, int))
-    return math.prod(sizes[:first])  # type: ignore[arg-type]
+    return math.prod(sizes[:first])
 
 
 def _moved(context: Context, sizes: Sizes, caps: list[int], source: Bounded) -> torch.Tensor:

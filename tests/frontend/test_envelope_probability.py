@@ -17,6 +17,7 @@ from zgcompile.frontend.calibration import Calibrator
 from zgcompile.frontend.drift import Drift
 from zgcompile.ir.envelope import EnvelopeFit, EnvelopeWarning
 
+AUTO = zgcompile.Envelope(max_overflow_probability="auto")
 SHAPE = Shape(20_000, 400_000, 4, 3)
 FANOUTS, BATCH = (10, 5), 64
 BATCHES = 20_000  # of the oracle
@@ -161,8 +162,8 @@ def test_batches_are_as_long_as_the_longest_call(graphs, fitted):
     assert np.array(held(step)) == pytest.approx(caps, rel=0.01)
 
 
-def test_default_chooses_by_cost(graphs):
-    step, _ = compiled(graphs["power-law"], None)
+def test_auto_chooses_by_cost(graphs):
+    step, _ = compiled(graphs["power-law"], AUTO)
     fit = step.stats.envelope_fit
     assert 1e-4 <= fit.target <= 1e-2
     assert fit.source == "random batches"
@@ -203,7 +204,7 @@ def test_dry_runs_leave_no_trace(graphs, monkeypatch):
     model = SAGE([4, 4, 3])
     graph = graphs["uniform"]
     step = zgcompile.compile(
-        make_step(model, torch.optim.Adam(model.parameters()), graph, FANOUTS), warmup=2, envelope=None
+        make_step(model, torch.optim.Adam(model.parameters()), graph, FANOUTS), warmup=2, envelope=AUTO
     )
     loader = torch.utils.data.DataLoader(torch.arange(SHAPE.nodes), batch_size=BATCH, shuffle=True)
     given = zgcompile.Envelope(batches=lambda: loader)
@@ -222,7 +223,7 @@ def test_dry_runs_leave_no_trace(graphs, monkeypatch):
 
 def test_training_does_not_depend_on_the_envelope(graphs):
     results = []
-    for envelope in (None, zgcompile.Envelope(headroom=1.1), zgcompile.Envelope(max_overflow_probability=0.3)):
+    for envelope in (AUTO, zgcompile.Envelope(headroom=1.1), zgcompile.Envelope(max_overflow_probability=0.3)):
         step, model = compiled(graphs["power-law"], envelope, lengths=[BATCH] * 12)
         results.append(([p.detach().clone() for p in model.parameters()], torch.get_rng_state(), step.stats))
     assert results[2][2].overflows > 0
@@ -279,7 +280,7 @@ def draws(low, high, number, seed=3):
     return [(torch.randperm(high - low, generator=generator) + low)[:BATCH] for _ in range(number)]
 
 
-def halves_step(envelope=None, **options):
+def halves_step(envelope=AUTO, **options):
     table = two_halves()
 
     def step(seeds):
@@ -302,7 +303,7 @@ def test_batches_unlike_the_calls_are_not_trusted():
 
 def test_integers_of_two_dimensions_are_refused():
     table = two_halves()
-    step = zgcompile.compile(lambda pairs: pairs_step(pairs.reshape(-1), table), warmup=1)
+    step = zgcompile.compile(lambda pairs: pairs_step(pairs.reshape(-1), table), warmup=1, envelope=AUTO)
     for seeds in draws(0, 10_000, 2):
         step(seeds.view(-1, 2))
     assert "integers in more than one dimension" in step.stats.envelope_fit.reason
@@ -313,7 +314,7 @@ def test_failing_prefix_is_named():
     table = two_halves()
     hole = torch.arange(10_000)
     hole[4_000:6_000] = 50_000
-    step = zgcompile.compile(lambda seeds: pairs_step(hole[seeds], table), warmup=1)
+    step = zgcompile.compile(lambda seeds: pairs_step(hole[seeds], table), warmup=1, envelope=AUTO)
     outside = [s[(s < 4_000) | (s >= 6_000)][:40] for s in draws(0, 10_000, 2)]
     for seeds in outside:
         step(seeds)
@@ -323,7 +324,7 @@ def test_failing_prefix_is_named():
 
 def test_a_step_without_sizes_of_its_own_never_overflows():
     weight = torch.randn(100)
-    step = zgcompile.compile(lambda seeds: (weight[seeds] ** 2).sum(), warmup=1)
+    step = zgcompile.compile(lambda seeds: (weight[seeds] ** 2).sum(), warmup=1, envelope=AUTO)
     for seeds in (torch.randperm(100)[:9], torch.randperm(100)[:9]):
         step(seeds)
     fit = step.stats.envelope_fit

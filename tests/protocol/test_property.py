@@ -92,7 +92,7 @@ def checkpoint(trainer: Any) -> None:
     trainer.optimizer.load_state_dict(optimizer)
 
 
-@settings(max_examples=6, **FEW)
+@settings(max_examples=4, **FEW)
 @given(actions=st.lists(ACTION, min_size=6, max_size=12))
 def test_any_order_of_events_few(sgd, forced, same_state, actions):
     run = Run(sgd, forced, same_state)
@@ -101,7 +101,7 @@ def test_any_order_of_events_few(sgd, forced, same_state, actions):
 
 
 @pytest.mark.slow
-@settings(max_examples=150, **{**FEW, "phases": [Phase.generate, Phase.shrink]})
+@settings(max_examples=60, **{**FEW, "phases": [Phase.generate, Phase.shrink]})
 @given(actions=st.lists(ACTION, min_size=4, max_size=40))
 def test_any_order_of_events_many(adam, forced, same_state, actions):
     run = Run(adam, forced, same_state)

@@ -105,8 +105,8 @@ class CudaGraphReplay(Replay):
         self._host_ints[0] = self.launches
         for i, value in enumerate((launch.key, *launch.lengths), 1):
             self._host_ints[WORDS_PER_SCALAR * i] = value
-        for i, value in enumerate(launch.hypers, WORDS_PER_SCALAR * self.scalars):
-            self._host_floats[i] = value
+        for i, hyper in enumerate(launch.hypers, WORDS_PER_SCALAR * self.scalars):
+            self._host_floats[i] = hyper
         self.fill(launch)
         self.graph.replay()
         self._await()

@@ -10,6 +10,18 @@ from typing import Any
 import torch
 
 
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, DeferredNumber) else value
+
+
+def _binary(op: Callable[[Any, Any], Any], swapped: bool = False) -> Callable[[DeferredNumber, Any], Any]:
+    def method(self: DeferredNumber, other: Any) -> Any:
+        left, right = (_plain(other), self.value) if swapped else (self.value, _plain(other))
+        return op(left, right)
+
+    return method
+
+
 class DeferredNumber(numbers.Real):
     """What `float(loss)` or `x.item()` returned from a compiled step becomes: reads its 0-d tensor at first use, and
     only then.
@@ -66,7 +78,8 @@ class DeferredNumber(numbers.Real):
     def __bool__(self) -> bool:
         return bool(self.value)
 
-    def __hash__(self) -> int:
+    # The stubs of `numbers` call complex numbers unhashable; a float is not.
+    def __hash__(self) -> int:  # type: ignore[override]
         return hash(self.value)
 
     def __repr__(self) -> str:
@@ -90,22 +103,15 @@ class DeferredNumber(numbers.Real):
     def __abs__(self) -> Any:
         return abs(self.value)
 
-
-def _plain(value: Any) -> Any:
-    return value.value if isinstance(value, DeferredNumber) else value
-
-
-def _binary(op: Callable[[Any, Any], Any], swapped: bool) -> Callable[[DeferredNumber, Any], Any]:
-    def method(self: DeferredNumber, other: Any) -> Any:
-        left, right = (_plain(other), self.value) if swapped else (self.value, _plain(other))
-        return op(left, right)
-
-    return method
-
-
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    setattr(DeferredNumber, f"__{_name}__", _binary(getattr(operator, _name), False))
-    setattr(DeferredNumber, f"__r{_name}__", _binary(getattr(operator, _name), True))
-for _name in ("eq", "lt", "le", "gt", "ge"):
-    setattr(DeferredNumber, f"__{_name}__", _binary(getattr(operator, _name), False))
-DeferredNumber.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+    __add__, __radd__ = _binary(operator.add), _binary(operator.add, swapped=True)
+    __sub__, __rsub__ = _binary(operator.sub), _binary(operator.sub, swapped=True)
+    __mul__, __rmul__ = _binary(operator.mul), _binary(operator.mul, swapped=True)
+    __truediv__, __rtruediv__ = _binary(operator.truediv), _binary(operator.truediv, swapped=True)
+    __floordiv__, __rfloordiv__ = _binary(operator.floordiv), _binary(operator.floordiv, swapped=True)
+    __mod__, __rmod__ = _binary(operator.mod), _binary(operator.mod, swapped=True)
+    __pow__, __rpow__ = _binary(operator.pow), _binary(operator.pow, swapped=True)
+    __eq__ = _binary(operator.eq)
+    __lt__ = _binary(operator.lt)
+    __le__ = _binary(operator.le)
+    __gt__ = _binary(operator.gt)
+    __ge__ = _binary(operator.ge)

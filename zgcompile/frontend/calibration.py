@@ -214,7 +214,7 @@ class Calibrator:
             for i, symbol in enumerate(self.prefix.symbols):
                 if symbol in counts and abs(counts[symbol] - centre[i]) > far[i]:
                     raise CannotCalibrate(
-                        f"a call has needed {counts[symbol]} rows, random batches need {centre[i]:.0f} +- {spread[i]:.0f}, "
+                        f"a call has needed {counts[symbol]} rows, random batches {centre[i]:.0f} +- {spread[i]:.0f}, "
                         "so ids drawn uniformly are not like the batches; pass Envelope(batches=)"
                     )
 

@@ -139,9 +139,25 @@ class CompiledStep:
 
 
 @overload
-def compile(fn: Callable[..., Any], **options: Any) -> CompiledStep: ...
+def compile(
+    fn: Callable[..., Any],
+    *,
+    warmup: int = 3,
+    envelope: Envelope | None = None,
+    modules: Sequence[torch.nn.Module] | None = None,
+    optimizers: Sequence[torch.optim.Optimizer] | None = None,
+    lowering: str = "inductor",
+) -> CompiledStep: ...
 @overload
-def compile(fn: None = None, **options: Any) -> Callable[[Callable[..., Any]], CompiledStep]: ...
+def compile(
+    fn: None = None,
+    *,
+    warmup: int = 3,
+    envelope: Envelope | None = None,
+    modules: Sequence[torch.nn.Module] | None = None,
+    optimizers: Sequence[torch.optim.Optimizer] | None = None,
+    lowering: str = "inductor",
+) -> Callable[[Callable[..., Any]], CompiledStep]: ...
 
 
 def compile(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy
@@ -84,6 +84,9 @@ def functionalise(traced: Traced, arguments: list[ArgumentInput], lengths: int) 
     symbols = _SymbolMap(traced.fx_graph)
     inputs = [x.detach() if isinstance(x, torch.Tensor) else x for x in traced.inputs]
 
+    # Their common type is OperatorBase, make_fx wants OpOverload: these are.
+    decompositions: dict[Any, Callable[..., Any]] = get_decompositions(DECOMPOSED)
+
     def run(*flat: Any) -> Any:
         return symbols.run(*flat, enable_io_processing=False)
 
@@ -91,7 +94,7 @@ def functionalise(traced: Traced, arguments: list[ArgumentInput], lengths: int) 
         fx_graph = make_fx(
             torch.func.functionalize(run, remove="mutations"),
             tracing_mode="real",
-            decomposition_table=get_decompositions(DECOMPOSED),
+            decomposition_table=decompositions,
         )(*inputs)
     program = _program(fx_graph, traced, arguments, lengths)
     renamed = symbols.renamed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -92,10 +92,11 @@ def fake_twin(fake_mode: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
     with torch._C.DisableTorchFunction():  # an active LiftMode would lift what the making of a twin handles
         twin = fake_mode.from_tensor(tensor.detach(), static_shapes=True)
         if isinstance(tensor, torch.nn.Parameter):
-            twin = torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
+            # A Parameter made of a tensor subclass is of that subclass.
+            twin = cast(FakeTensor, torch.nn.Parameter(twin, requires_grad=tensor.requires_grad))
         elif tensor.requires_grad:
             twin.requires_grad_(True)
-    return twin  # type: ignore[return-value]
+    return twin
 
 
 @contextlib.contextmanager

@@ -152,7 +152,8 @@ class Reached:
     def reads(self, owner: object, key: object) -> bool:
         """Whether the step can read the attribute `key` of `owner`: for the user's own objects, that some code names
         it."""
-        if not isinstance(key, str) or not _only_user_code_reads(type(owner)) or self.names & _DYNAMIC_READS:
+        kind: type = type(owner)
+        if not isinstance(key, str) or not _only_user_code_reads(kind) or self.names & _DYNAMIC_READS:
             return True
         return key in self.names or (isinstance(owner, torch.nn.Module) and key in _MODULE_ATTRIBUTES)
 
@@ -188,7 +189,8 @@ class _Walk:
             self.reached.cut = node.path or next(iter(node.saved), "")
         self.reached.nodes.append(node)
         if node.form.keyed:
-            own = node.form in (ATTRIBUTES, SLOTS) and _only_user_code_reads(type(node.owner))
+            kind: type = type(node.owner)
+            own = node.form in (ATTRIBUTES, SLOTS) and _only_user_code_reads(kind)
             for key, value in node.saved.items():
                 found = functools.partial(
                     self.push, value, node.entry(key), node.origin * (not node.path), node.entry_leaf(key)

@@ -73,7 +73,7 @@ class EnvelopeShapeEnv(ShapeEnv):
         key = (expr, bool(value))
         self.preconditions.setdefault(key, Precondition(expr, bool(value), current_user_line()))
 
-    def hyperparameter(self, name: str, value: float) -> torch.SymFloat:
+    def hyperparameter(self, name: str, value: float) -> float | torch.SymFloat:
         """A float that the host may change between calls: symbolic in arithmetic, its present value decides
         comparisons."""
         from torch._dynamo.source import ConstantSource

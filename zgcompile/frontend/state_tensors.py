@@ -111,8 +111,8 @@ class SavedState:
 
     def restore(self) -> None:
         with torch.no_grad():
-            for tensor, value in self.tensors:
-                tensor.copy_(value)
+            for tensor, saved in self.tensors:
+                tensor.copy_(saved)
             for parameter, grad, value in self.grads:
                 if grad is not None and value is not None:
                     grad.copy_(value)

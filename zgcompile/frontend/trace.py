@@ -79,9 +79,11 @@ def trace(request: TraceRequest) -> Traced:
     for number, tensor in enumerate(request.found.tensors):
         owner = owners.get(id(tensor))
         if id(tensor) in held:
-            optimizer, parameter, key = held[id(tensor)]
-            name = f"{request.names.get(id(parameter), 'parameter')}.{key}"
-            add(id(tensor), fake_twin(fake_mode, tensor), LiftedInput(name, _state(optimizer, parameter, key), "state"))
+            optimizer, parameter, item = held[id(tensor)]
+            name = f"{request.names.get(id(parameter), 'parameter')}.{item}"
+            add(
+                id(tensor), fake_twin(fake_mode, tensor), LiftedInput(name, _state(optimizer, parameter, item), "state")
+            )
         elif owner is None:
             name = request.names.get(id(tensor), f"tensor{number}")
             add(id(tensor), fake_twin(fake_mode, tensor), LiftedInput(name, _constant(tensor), "tensor"))
@@ -91,11 +93,11 @@ def trace(request: TraceRequest) -> Traced:
     for state in created.values():
         on_device = state.like.dim() or request.device.type == "cpu"
         twin = _fake_like(fake_mode, state.like, state.like.device if on_device else request.device)
-        owner = request.names.get(id(state.parameter), "parameter")
+        prefix = request.names.get(id(state.parameter), "parameter")
         add(
             None,
             twin,
-            LiftedInput(f"{owner}.{state.key}", _state(state.optimizer, state.parameter, state.key), "state"),
+            LiftedInput(f"{prefix}.{state.key}", _state(state.optimizer, state.parameter, state.key), "state"),
         )
     state_twins = dict(zip(created, twins[len(request.found.tensors) :], strict=True))
     for tensor in request.found.tensors:
@@ -275,7 +277,7 @@ def _record_user_lines() -> None:
     def filtered(summary: traceback.StackSummary) -> traceback.StackSummary:
         return traceback.StackSummary.from_list([f for f in summary if is_user_file(f.filename)])
 
-    mode.tracer._filter_traceback_frames = filtered  # type: ignore[method-assign]
+    mode.tracer._filter_traceback_frames = filtered  # type: ignore[method-assign, assignment]
 
 
 def compare_traces(first: GraphModule, second: GraphModule) -> None:

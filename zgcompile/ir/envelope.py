@@ -23,15 +23,16 @@ class EnvelopeWarning(UserWarning):
 class Envelope:
     """How capacities are chosen.
 
-    `max_overflow_probability`: a batch outgrows any of them with at most this probability, at 99 % confidence, judged
-    by running the sampling alone on random batches (`EnvelopeFit` says how well that went). `headroom` instead: the
-    largest count seen times it, rounded up to 64. With neither, the probability that costs least: re-runs against pad
-    rows. Never above what is provable.
+    `headroom`: the largest count seen times it, rounded up to 64; the default, with 1.1. `max_overflow_probability`
+    instead: a batch outgrows any of them with at most this probability, at 99 % confidence, judged by running the
+    sampling alone on random batches (`EnvelopeFit` says how well that went); "auto" takes the probability that costs
+    least, re-runs against pad rows. Never above what is provable.
 
     `caps` overrides single sizes by the user's line: `Envelope(caps={"train.py:31": 4096})`; the key is the end of
     "file:line". `batches` gives the batches to judge by, `batches=lambda: loader`: a callable without arguments whose
     result yields the step's arguments (a tensor, or a tuple of them). Host and CUDA generators are put back afterwards.
-    Without it, ids are drawn uniformly between the least and largest seen.
+    Without it, ids are drawn uniformly between the least and largest seen, so each of them has to be a valid one: on a
+    GPU an invalid index ends the process. That is why random batches are drawn only where a probability is asked for.
 
     Raises:
         BadInput: a headroom and a probability together, a headroom below 1, a probability outside (0, 1), a capacity
@@ -39,7 +40,7 @@ class Envelope:
     """
 
     headroom: float | None = None
-    max_overflow_probability: float | None = None
+    max_overflow_probability: float | str | None = None  # None in an envelope that goes by cost ("auto")
     caps: Mapping[str, int] = field(default_factory=dict)
     batches: Callable[[], Iterable[Any]] | None = None
 
@@ -50,6 +51,13 @@ class Envelope:
                 f"Envelope(headroom={self.headroom}, max_overflow_probability={p}) gives two ways to choose capacities",
                 advice="keep one of them",
             )
+        if p is None and self.headroom is None and self.batches is None:
+            object.__setattr__(self, "headroom", DEFAULT_HEADROOM)
+        if isinstance(p, str):
+            if p != "auto":
+                raise BadInput(f"Envelope(max_overflow_probability={p!r})", advice='write a probability or "auto"')
+            object.__setattr__(self, "max_overflow_probability", None)
+            p = None
         if self.headroom is not None and not self.headroom >= 1.0:
             raise BadInput(f"Envelope(headroom={self.headroom}) is below 1", advice="use a factor such as 1.1")
         if p is not None and not 0 < p < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 
 import sympy
@@ -80,13 +81,9 @@ def _extreme(
 
 
 def _floor_divide(a: Value, b: Value) -> Value:
-    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        return (
-            torch.div(a, b, rounding_mode="floor")
-            if isinstance(a, torch.Tensor)
-            else torch.floor_divide(torch.full_like(b, a), b)
-        )
-    return a // b
+    if isinstance(a, torch.Tensor):
+        return torch.div(a, b, rounding_mode="floor")
+    return torch.floor_divide(torch.full_like(b, a), b) if isinstance(b, torch.Tensor) else a // b
 
 
 def _to_float(a: Value) -> Value:
@@ -114,7 +111,7 @@ _RULES: list[tuple[tuple[type, ...], Callable[[list[Value]], Value]]] = [
     ((sympy.Le,), _fold(lambda a, b: a <= b)),
     ((sympy.Gt,), _fold(lambda a, b: a > b)),
     ((sympy.Ge,), _fold(lambda a, b: a >= b)),
-    ((sympy.And,), _fold(lambda a, b: a & b)),
-    ((sympy.Or,), _fold(lambda a, b: a | b)),
+    ((sympy.And,), _fold(operator.and_)),
+    ((sympy.Or,), _fold(operator.or_)),
     ((sympy.Not,), lambda args: ~args[0] if isinstance(args[0], torch.Tensor) else not args[0]),
 ]
