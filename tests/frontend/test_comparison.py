@@ -20,7 +20,7 @@ def entry(expected, got, kind="state", tolerances=DEFAULT, **options):
 
 @pytest.mark.parametrize(
     ("dtype", "within", "beyond"),
-    [(torch.float64, 5e-10, 2e-9), (torch.float32, 5e-5, 2e-4), (torch.bfloat16, 1e-2, 5e-2)],
+    [(torch.float64, 5e-10, 2e-9), (torch.float32, 5e-4, 2e-3), (torch.bfloat16, 1e-2, 5e-2)],
 )
 def test_floats_agree_relative_to_the_largest_magnitude(dtype, within, beyond):
     x = torch.tensor([100.0, 0.0], dtype=torch.float64)

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from zgcompile import keyed_numbers
 from zgcompile.errors import BadInput
 from zgcompile.kernels import keyed_draw
 from zgcompile.keyed_numbers import (
@@ -124,7 +125,7 @@ def test_neighbouring_indices_ordinals_and_keys_are_independent() -> None:
 @pytest.mark.parametrize("frozen", ["key", "ordinal", "finaliser"])
 def test_the_independence_check_sees_a_frozen_part(frozen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if frozen == "finaliser":
-        monkeypatch.setattr(keyed_draw, "_finalise", lambda z: z)
+        monkeypatch.setattr(keyed_numbers, "_finalise", lambda z: z)
     else:
         kept = keyed_bits_reference
 

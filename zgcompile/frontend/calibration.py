@@ -95,7 +95,7 @@ class Calibrator:
         if self.envelope.headroom is not None:
             return self.envelope, None
         if not self.prefix.symbols:
-            return self.envelope, EnvelopeFit("fixed", self.envelope.max_overflow_probability, 0.0, 0.0)
+            return self.envelope, EnvelopeFit("fixed", self.envelope.probability, 0.0, 0.0)
         try:
             sample = self._sample(run)
             if self.envelope.batches is None:
@@ -117,10 +117,10 @@ class Calibrator:
 
     def by_headroom(self, reason: str) -> tuple[Envelope, EnvelopeFit]:
         envelope = replace(self.envelope, headroom=DEFAULT_HEADROOM, max_overflow_probability=None)
-        return envelope, EnvelopeFit("headroom", self.envelope.max_overflow_probability, reason=reason)
+        return envelope, EnvelopeFit("headroom", self.envelope.probability, reason=reason)
 
     def _fitted(self, sample: np.ndarray, source: str, floor: Counts) -> tuple[Envelope, EnvelopeFit]:
-        p = self.envelope.max_overflow_probability
+        p = self.envelope.probability
         p, fit = (p, fit_joint(sample, p)) if p is not None else cheapest(sample)
         rows = {s: max(n, floor.get(s, 0)) for s, n in zip(self.prefix.symbols, fit.rows, strict=True)}
         record = EnvelopeFit(source, p, fit.estimated, fit.bound, batches=len(sample), extrapolated=fit.extrapolated)
@@ -131,7 +131,7 @@ class Calibrator:
     def _sample(self, run: DryRun) -> np.ndarray:
         """Counts [batches, sizes]. Batches double while time allows, so that their number hardly depends on the
         time."""
-        most, seconds = DEFAULT if self.envelope.max_overflow_probability is None else ASKED
+        most, seconds = DEFAULT if self.envelope.probability is None else ASKED
         given = self.envelope.batches is not None
         host = HostRandom.take() if given else None
         start, start_wall = time.thread_time(), time.perf_counter()

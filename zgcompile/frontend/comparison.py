@@ -16,8 +16,11 @@ from zgcompile.ir.program import StepProgram
 
 Kind = Literal["output", "gradient", "state"]
 
-# Relative to the largest magnitude of a tensor: what a sum in another order may change.
-RTOL = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
+# Relative to the largest magnitude of a tensor: what a sum in another order may change. A ReLU whose input is all but
+# zero
+# may open or shut by it, so a gradient can move by one row's share: seen up to 3e-4 between two correct runs in
+# float32.
+RTOL = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 2e-2}
 RTOL_TF32 = 5e-3
 SMALL_GRADIENT = 1e-2  # of the largest gradient of the step: a smaller one is rounding noise of larger terms
 

@@ -22,6 +22,10 @@ from zgcompile.ir.status import Check, Failure, decisive
 if TYPE_CHECKING:
     from zgcompile.frontend.specialisation import Specialisation
 
+# A wrong capture is wrong by the size of its values. The shadow step must never stop a right one whose rounding is
+# unlucky (deep
+# nets with vanishing gradients), so it is this many times as patient as `verify`.
+GROSS = 100.0
 FX_GRAPH, COMPILED = "FX graph", "compiled step"
 FALLBACKS = {
     Failure.CAPACITY: "a capacity overflows: this batch runs again at exact sizes",
@@ -178,10 +182,10 @@ def prove_replay(subject: Specialisation, call: Call) -> bool:
         return False
     if report.note:
         return False
-    if not report.ok:
+    wrong = [e for e in report.failures if not e.tolerance or e.max_rel_error > GROSS * e.tolerance]
+    if wrong:
         raise VerificationFailed(
-            f"the captured step differs from the eager function: {first_failures(report.failures)}; "
-            "nothing was changed",
+            f"the captured step differs from the eager function: {first_failures(wrong)}; nothing was changed",
             where=code_line(subject.fn),
             advice="train without zgcompile and report it",
         )

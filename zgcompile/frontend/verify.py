@@ -40,7 +40,7 @@ def verify(
 
     Args:
         rtol, atol: a difference of `atol + rtol * largest magnitude` of a tensor passes. By default 1e-9 for float64,
-            1e-4 for float32 (5e-3 under TF32), 1e-2 for float16, 2e-2 for bfloat16; integers are exact; NaNs agree in
+            1e-3 for float32 (5e-3 under TF32), 1e-2 for float16, 2e-2 for bfloat16; integers are exact; NaNs agree in
             place. Where a gradient is smaller than its tolerance, a parameter and its optimizer state may differ by the
             size of their update.
 

@@ -77,6 +77,12 @@ class Envelope:
                     advice='write caps={"file.py:31": 4096}',
                 )
 
+    @property
+    def probability(self) -> float | None:
+        """The probability asked for; None where headroom or cost decides."""
+        asked = self.max_overflow_probability
+        return None if isinstance(asked, str) else asked
+
     def fitted(self, seen: int, provable: int | None) -> int:
         """The capacity for a size whose largest observed count is `seen` and which never exceeds `provable`."""
         grown = math.ceil(seen * (self.headroom or DEFAULT_HEADROOM))
