@@ -282,10 +282,21 @@ def _returned(program: StepProgram, results: list[Any], context: Context) -> tup
             if node.target is aten._local_scalar_dense.default and result.expr not in context.caps:
                 described.append(NumberOutput(position(context.count_tensor(result)), True))
             else:
+                if not all(s.is_integer for s in result.expr.free_symbols):
+                    raise _int_of_float(node)
+                context.count(result)  # a size that cannot be evaluated is refused now, not at a replay
                 described.append(SizeOutput(result.expr))
         else:
             described.append(ConstantOutput(result))
     return tensors, described
+
+
+def _int_of_float(node: Node) -> UnsupportedOp:
+    return UnsupportedOp(
+        "a whole number made from a float of the device",
+        where=user_line_from_stack_trace(node.meta.get("stack_trace") or ""),
+        advice="keep it a tensor: (x * 10).long()",
+    )
 
 
 def _write_gated(good: torch.Tensor, target: torch.Tensor, new: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_map
 
-from zgcompile.errors import InternalError
+from zgcompile.errors import InternalError, UnsupportedOp
 from zgcompile.ir.bounded import Bounded, Number, Pad, Size, as_size
 from zgcompile.ir.sizes import evaluate, upper_bound
 from zgcompile.ir.source import user_line_from_stack_trace
@@ -80,6 +80,11 @@ class Context:
         return known if known is not None else self.count_tensor(symbol)
 
     def _count_of_symbol(self, symbol: sympy.Symbol) -> torch.Tensor:
+        if symbol not in self.counts and not symbol.is_integer:
+            raise UnsupportedOp(
+                "a size made from a float of the device",
+                advice="keep the value a tensor, or make the size from counts",
+            )
         if symbol not in self.counts:
             raise InternalError(f"the size symbol {symbol} is used before it is bound")
         return self.counts[symbol]

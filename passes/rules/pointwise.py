@@ -50,10 +50,28 @@ def elementwise(context: Context, node: Node, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
+def _fitted(context: Context, node: Node, value: Bounded) -> torch.Tensor:
+    """The data at the caps of the result: sizes that are equal only by a condition of the trace (`x[1:] - x[:-1]`) may
+    have other
+    caps. Where the condition fails, so does the status."""
+    out = node.meta.get("val")
+    data = value.data
+    if not isinstance(out, torch.Tensor) or value.dim() > out.dim():
+        return data
+    for d in value.dynamic():
+        back = d - value.dim()
+        size, cap = data.shape[d], context.cap(out.shape[back])
+        if size > cap:
+            data = data.narrow(d, 0, cap)
+        elif size < cap:
+            data = torch.constant_pad_nd(data, [0, 0] * (-back - 1) + [0, cap - size])
+    return data
+
+
 def _value(context: Context, node: Node, value: Any) -> Any:
     """Data. A number from the device is a 0-d tensor of the type in which ATen would take a Python number."""
     if isinstance(value, Bounded):
-        return value.data
+        return _fitted(context, node, value)
     if not isinstance(value, (Size, Number)):
         return value
     number = context.count_tensor(value) if isinstance(value, Size) else value.value

@@ -93,6 +93,11 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer) -> None:
             raise CaptureRefused(f"{kind.__name__} cannot be captured", where=current_user_line(), advice=advice)
 
 
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """`register_hook` or `register_post_accumulate_grad_hook` was called on this tensor itself."""
+    return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
 def discover(
     run: Callable[[], Any], fake_mode: FakeTensorMode, found: Discovery, meet: Callable[[Any], None]
 ) -> Discovery:
@@ -115,6 +120,12 @@ def discover(
         for leaf in tree_leaves(run()):
             lift.swap(leaf)
     found.tensors = list(lift.order)
+    for tensor in found.tensors:
+        if has_hooks(tensor):
+            raise CaptureRefused(
+                "a tensor of the step has a gradient hook (register_hook): a replay would not run it",
+                advice="change the gradient inside the step, between backward and the optimizer",
+            )
     for tensor in found.tensors:
         if tensor.is_leaf and (tensor.requires_grad or tensor.grad is not None):
             found.grads_before[id(tensor)] = tensor.grad is not None

@@ -10,6 +10,7 @@ import torch
 
 from zgcompile.frontend.arguments import Arguments
 from zgcompile.frontend.capture import Captured
+from zgcompile.frontend.discovery import has_hooks
 from zgcompile.frontend.python_state import Change, PythonSnapshot, hyperparameters
 from zgcompile.frontend.state_tensors import MissingState, host_state_to, lifted_tensors, used_lifted
 from zgcompile.ir.program import StepProgram
@@ -125,6 +126,8 @@ class Guards:
         try:
             for container, key, tensor, requires_grad in self.sites:
                 if container[key] is not tensor or tensor.requires_grad is not requires_grad:
+                    return False
+                if requires_grad and has_hooks(tensor):
                     return False
         except (KeyError, IndexError):
             return False

@@ -34,18 +34,19 @@ def _divisible(size: torch.SymInt, by: int) -> bool:
     return all(term.as_coeff_Mul()[0].is_Integer and term.as_coeff_Mul()[0] % by == 0 for term in terms)
 
 
+def _is_count(value: Any) -> bool:
+    """A size or an item as it is: arithmetic on one (`x[:-k]`, `x[: n + 3]`) may leave the source, and eager cuts it
+    there."""
+    return isinstance(value, torch.SymInt) and value.node.expr.is_Symbol
+
+
 def symbolic_getitem(source: torch.Tensor, index: Any) -> torch.Tensor:
     """`x[k]` and `x[:k]` with a size or an item k. A slice keeps k as the size of its result, so that `out[:k]` and
     `y[:k]` agree;
     a k beyond the end, which eager would cut, fails a condition and that batch runs the function itself."""
     if isinstance(index, torch.SymInt):
         return source.select(0, index)
-    if (
-        isinstance(index, slice)
-        and isinstance(index.stop, torch.SymInt)
-        and index.start in (None, 0)
-        and index.step in (None, 1)
-    ):
+    if isinstance(index, slice) and _is_count(index.stop) and index.start in (None, 0) and index.step in (None, 1):
         return source.narrow(0, 0, index.stop)
     return torch.Tensor.__getitem__(source, index)
 

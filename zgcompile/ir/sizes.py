@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 
@@ -90,6 +91,10 @@ def _to_float(a: Value) -> Value:
     return a.to(torch.float64) if isinstance(a, torch.Tensor) else float(a)
 
 
+def _rounded(a: Value, tensor_op: Callable[..., torch.Tensor], python_op: Callable[..., int]) -> Value:
+    return tensor_op(a).to(torch.int64) if isinstance(a, torch.Tensor) else python_op(a)
+
+
 def _to_int(a: Value) -> Value:
     return a.to(torch.int64) if isinstance(a, torch.Tensor) else int(a)
 
@@ -102,7 +107,11 @@ _RULES: list[tuple[tuple[type, ...], Callable[[list[Value]], Value]]] = [
     ((sf.FloorDiv, sf.CleanDiv), _fold(_floor_divide)),
     ((sf.Mod, sf.PythonMod), _fold(lambda a, b: a % b)),
     ((sf.ToFloat,), lambda args: _to_float(args[0])),
-    ((sf.TruncToInt, sf.FloorToInt), lambda args: _to_int(args[0])),
+    ((sf.TruncToInt,), lambda args: _to_int(args[0])),
+    ((sf.FloorToInt,), lambda args: _rounded(args[0], torch.floor, math.floor)),
+    ((sf.CeilToInt,), lambda args: _rounded(args[0], torch.ceil, math.ceil)),
+    ((sf.RoundToInt,), lambda args: _rounded(args[0], torch.round, round)),
+    ((sympy.Abs,), lambda args: abs(args[0])),
     ((sf.IntTrueDiv, sf.FloatTrueDiv), _fold(lambda a, b: _to_float(a) / b)),
     ((sf.PowByNatural, sf.FloatPow, sympy.Pow), _fold(lambda a, b: a**b)),
     ((sympy.Eq,), _fold(lambda a, b: a == b)),
