@@ -91,6 +91,10 @@ def _to_float(a: Value) -> Value:
     return a.to(torch.float64) if isinstance(a, torch.Tensor) else float(a)
 
 
+def _absolute(a: Value) -> Value:
+    return a.abs() if isinstance(a, torch.Tensor) else abs(a)
+
+
 def _rounded(a: Value, tensor_op: Callable[..., torch.Tensor], python_op: Callable[..., int]) -> Value:
     return tensor_op(a).to(torch.int64) if isinstance(a, torch.Tensor) else python_op(a)
 
@@ -111,7 +115,7 @@ _RULES: list[tuple[tuple[type, ...], Callable[[list[Value]], Value]]] = [
     ((sf.FloorToInt,), lambda args: _rounded(args[0], torch.floor, math.floor)),
     ((sf.CeilToInt,), lambda args: _rounded(args[0], torch.ceil, math.ceil)),
     ((sf.RoundToInt,), lambda args: _rounded(args[0], torch.round, round)),
-    ((sympy.Abs,), lambda args: abs(args[0])),
+    ((sympy.Abs,), lambda args: _absolute(args[0])),
     ((sf.IntTrueDiv, sf.FloatTrueDiv), _fold(lambda a, b: _to_float(a) / b)),
     ((sf.PowByNatural, sf.FloatPow, sympy.Pow), _fold(lambda a, b: a**b)),
     ((sympy.Eq,), _fold(lambda a, b: a == b)),
