@@ -137,6 +137,11 @@ PYBIND11_MODULE(_native, m) {
           "index_put", {{"rows", rows}, {"id_bytes", id_bytes}, {"length", length}, {"row_bytes", row_bytes}});
   });
 
+  m.def("pack_bits", [](uintptr_t flags, int64_t length, uintptr_t words, uintptr_t stream) {
+    check(zg::pack_bits(at<uint8_t>(flags), length, at<void>(words), stream_at(stream)), "pack_bits",
+          {{"length", length}});
+  });
+
   m.def("publish", [](uintptr_t metadata, int64_t size, uintptr_t launch, uintptr_t published, uintptr_t stream) {
     check(zg::publish(at<int64_t>(metadata), size, at<int64_t>(launch), at<int64_t>(published), stream_at(stream)),
           "publish", {{"size", size}});

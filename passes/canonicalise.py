@@ -17,8 +17,8 @@ DROPPED_NAMES = ("profiler.", "_assert_scalar", "sym_constrain_range", "_assert_
 
 
 class Canonicalise(Pass):
-    """Removes profiler marks, runtime asserts (now device checks) and detaches; merges equal pure nodes; removes
-    dead ones."""
+    """Removes profiler marks, runtime asserts (now device checks) and detaches; merges equal pure nodes; removes dead
+    ones."""
 
     name = "canonicalise"
 
@@ -56,8 +56,7 @@ def _drop(graph: Graph) -> None:
 
 def _merge_equal(graph: Graph, shape_env: Any) -> None:
     """Every op is functional here and draws carry their ordinal, so equal op and arguments mean an equal value. Two
-    equal
-    binders make one size: the later symbol is replaced by the earlier."""
+    equal binders make one size: the later symbol is replaced by the earlier."""
     seen: dict[Any, Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function":

@@ -176,8 +176,8 @@ def _record_round_trip(program: StepProgram, node: Node, symbol: sympy.Symbol) -
 
 
 def reads_step_counter(program: StepProgram, node: Node) -> bool:
-    """Whether `node` depends on nothing but 0-d optimizer state: eager keeps Adam's `step` on the host, so reading
-    it waits for no device."""
+    """Whether `node` depends on nothing but 0-d optimizer state: eager keeps Adam's `step` on the host, so reading it
+    waits for no device."""
     lifted = zip(program.placeholders[program.first_lifted() :], program.lifted, strict=True)
     counters = {p for p, entry in lifted if entry.kind == "state" and p.meta["val"].dim() == 0}
     seen: set[Node] = set()

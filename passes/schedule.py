@@ -11,8 +11,7 @@ def publish_early(fx_graph: GraphModule) -> bool:
     """Reorder the lowered FX graph stably: inputs, what `zgcompile::publish` depends on, publish itself, the rest.
 
     The last fallible op is among what the status depends on, so all that can fail precedes the publish node, and every
-    gated state
-    write follows it by its own dependence on the status. True when the order changed.
+    gated state write follows it by its own dependence on the status. True when the order changed.
     """
     graph = fx_graph.graph
     publish = next((n for n in graph.nodes if n.target is torch.ops.zgcompile.publish.default), None)

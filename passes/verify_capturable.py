@@ -20,8 +20,7 @@ SYNCHRONISING = {
 
 def verify_capturable(lowered: LoweredStep, device: torch.device) -> None:
     """Raises InternalError naming the node: a symbolic size, an op that reads a value back, a boolean index, a random
-    op that is
-    not keyed, or a tensor on another device than the step's."""
+    op that is not keyed, or a tensor on another device than the step's."""
     for node in lowered.fx_graph.graph.nodes:
         for value in tree_leaves(node.meta.get("val")):
             if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) or (

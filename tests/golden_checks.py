@@ -12,7 +12,7 @@ from golden import CPU, Case, Outcome, parse_program
 from torch.fx import Interpreter, Node
 from torch.utils._pytree import key_get
 from zgcompile.passes.infer_bounds import provable
-from zgcompile.passes.lower import Lowering
+from zgcompile.passes.rules.interpreter import Lowering
 from zgcompile.passes.rules.spans import SizeBounds
 
 from zgcompile.backend.exact import ConditionFailed, ExactRun, run_exact

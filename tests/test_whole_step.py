@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from zgcompile.passes.clean_pads import clean_pads
 from zgcompile.passes.infer_bounds import infer_bounds
-from zgcompile.passes.lower import Lowering
+from zgcompile.passes.rules.interpreter import Lowering
 
 from zgcompile.backend.exact import run_exact
 from zgcompile.frontend.arguments import Arguments, length_groups
@@ -49,10 +50,19 @@ def _int(dtype, value):
     return max(min(value, info.max), info.min)
 
 
-@pytest.fixture(scope="module", params=list(STEPS))
+def cases():
+    """Every example on the CPU, where one thread makes every sum the same bits, and on a GPU."""
+    for name in STEPS:
+        yield pytest.param((name, "cpu"), id=name)
+        yield pytest.param((name, "cuda"), id=f"{name}-cuda", marks=pytest.mark.gpu)
+
+
+@pytest.fixture(scope="module", params=cases())
 def subject(request):
     """A captured example: its program after one real step, observed sizes, proven table ranges, batches."""
-    name, options = STEPS[request.param]
+    key, device = request.param
+    name, options = STEPS[key]
+    options = [*options, f"--device={device}"]
     if name == "gcn_pyg_layers":
         pytest.importorskip("torch_geometric")
     sys.path.insert(0, str(EXAMPLES))
@@ -83,21 +93,25 @@ def subject(request):
 
 def inputs(captured, guards, batch, number):
     key, length = torch.tensor(step_key(3, number)), torch.tensor(batch.shape[0])
-    return [key, length, batch, *guards.hypers, *[t.detach().clone() for t in guards.lifted]]
+    lifted = [t.detach().clone() for t in guards.lifted]
+    return [key.to(batch.device), length.to(batch.device), batch, *guards.hypers, *lifted]
 
 
 def bounded_inputs(captured, guards, batch, number, cap, poison):
     key, length, seeds, *rest = inputs(captured, guards, batch, number)
-    buffer = torch.full((cap,), poison(torch.int64))
+    buffer = torch.full((cap,), poison(torch.int64), device=seeds.device)
     buffer[: seeds.shape[0]] = seeds
-    hypers = [Number(torch.tensor(v, dtype=torch.float64)) for v in guards.hypers]
+    hypers = [Number(torch.tensor(v, dtype=torch.float64, device=seeds.device)) for v in guards.hypers]
     return [key, length, buffer, *hypers, *rest[len(guards.hypers) :]]
 
 
 def run_bounded(subject, batch, number, poison, bounds=None):
+    """As the pipeline lowers it, on the device of the batch. Floats are summed in one order."""
     captured, guards, found, _ = subject
     bounds = bounds or found
-    lowering = Lowering(captured.program, bounds, torch.device("cpu"), poison)
+    lowering = Lowering(
+        captured.program, bounds, batch.device, poison, clean_pads(captured.program, bounds, batch.device)
+    )
     symbol = next(iter(bounds.caps))
     with torch.no_grad():
         outputs, checks = lowering.run_flat(
@@ -121,6 +135,15 @@ def same_bits(a, b):
     return a.shape == b.shape and torch.equal(
         a.contiguous().view(torch.uint8) if a.dim() else a, b.contiguous().view(torch.uint8) if b.dim() else b
     )
+
+
+@pytest.fixture(autouse=True)
+def one_order(subject, monkeypatch):
+    if subject[3][0].is_cuda:
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])

@@ -7,13 +7,13 @@ Counter-based (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 
     element = finalise(stream + i0 * dimension_stride(0) + i1 * dimension_stride(1) + ...)
 
 The shape of the buffer does not enter, so padding any dimension changes no number of a logical index. Everything is
-int64 ATen arithmetic, which wraps, so that Inductor fuses a draw into its consumer.
+wrapping int64 arithmetic, so that Inductor fuses a draw into its consumer.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -42,16 +42,21 @@ def dimension_stride(dimension: int) -> int:
     return _signed(_finalise_int((dimension + 1) * GOLDEN) | 1)
 
 
+def element_bits(key: Any, ordinal: int, indices: Sequence[Any]) -> Any:
+    """The 64 bits at `indices`, one a dimension: int64 tensors that broadcast, or whatever else has + * ^ & and >>."""
+    bits = _finalise(key + _signed((ordinal + 1) * GOLDEN))
+    for dimension, index in enumerate(indices):
+        bits = bits + index * dimension_stride(dimension)
+    return _finalise(bits)
+
+
 def keyed_bits_reference(key: Tensor, ordinal: int, size: Sequence[int]) -> Tensor:
     """zgcompile::keyed_bits in ATen calls: key int64 [] -> int64 `size` on the key's device, all 64 bits random."""
-    bits = _finalise(key + _signed((ordinal + 1) * GOLDEN))
-    for dimension, length in enumerate(size):
-        # The xor with 0 keeps Inductor from folding the product into an index expression, whose arithmetic on a GPU
-        # is that of the loop variable: 32 bits.
-        index = torch.arange(length, dtype=torch.int64, device=key.device).bitwise_xor(0)
-        trailing = [1] * (len(size) - 1 - dimension)
-        bits = bits + (index * dimension_stride(dimension)).view(length, *trailing)
-    return _finalise(bits)
+    indices = [
+        torch.arange(length, dtype=torch.int64, device=key.device).view(length, *[1] * (len(size) - 1 - dimension))
+        for dimension, length in enumerate(size)
+    ]
+    return element_bits(key, ordinal, indices)
 
 
 def uniform_from_bits(bits: Tensor, dtype: torch.dtype) -> Tensor:
@@ -134,7 +139,7 @@ def _top(bits: Tensor, width: int) -> Tensor:
     return (bits >> (64 - width)) & ((1 << width) - 1)
 
 
-def _finalise(z: Tensor) -> Tensor:
+def _finalise(z: Any) -> Any:
     # int64 >> copies the sign; the mask makes the shift logical.
     for shift, multiplier in zip(_SHIFT, (*_MULTIPLY, None), strict=True):
         z = z ^ ((z >> shift) & ((1 << (64 - shift)) - 1))

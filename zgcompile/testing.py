@@ -22,8 +22,8 @@ def injected_draws(
     """Gives every random op inside the numbers that a compiled step draws: the oracle for all that is random.
 
     An untouched eager function that runs inside gets, for its k-th random ATen call, the numbers keyed (seed, offset,
-    k, logical index), so its result is what the compiled step of that (seed, offset) must return. They differ from
-    the numbers of stock eager PyTorch, with the same distributions.
+    k, logical index), so its result is what the compiled step of that (seed, offset) must return. They differ from the
+    numbers of stock eager PyTorch, with the same distributions.
 
     Without `seed`, (seed, offset) are the next of the default generator of `device`, which moves on exactly as for one
     compiled step; with it, `offset` is 0 unless given and no generator is touched. `device` is that of the compiled

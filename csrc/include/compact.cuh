@@ -4,35 +4,15 @@
 #include <cub/block/block_scan.cuh>
 
 #include "block_sum.cuh"
+#include "flags.cuh"
 #include "rows.cuh"
 
 namespace zgcompile {
 
 constexpr int kCompactThreads = 256;
-constexpr int kCompactFlags = 16;  // a thread
-constexpr int kCompactChunk = kCompactThreads * kCompactFlags;
+constexpr int kCompactChunk = kCompactThreads * kFlags;
 // Every block of the second launch reads all tile counts, so there are few: longer inputs have longer tiles.
 constexpr int64_t kCompactTiles = 1024;
-
-// Bit j: byte j of `bytes` is not zero.
-__device__ __forceinline__ unsigned nonzero_bytes(unsigned bytes) {
-  const unsigned ones = __vsetne4(bytes, 0u);
-  return (ones | ones >> 7 | ones >> 14 | ones >> 21) & 0xFu;
-}
-
-// Bit j: row + j is below `end` and its flag is set.
-__device__ __forceinline__ unsigned load_flags(const uint8_t* flags, int64_t row, int64_t end, bool aligned) {
-  if (aligned && row + kCompactFlags <= end) {
-    const uint4 bytes = *reinterpret_cast<const uint4*>(flags + row);
-    return nonzero_bytes(bytes.x) | nonzero_bytes(bytes.y) << 4 | nonzero_bytes(bytes.z) << 8 |
-           nonzero_bytes(bytes.w) << 12;
-  }
-  unsigned bits = 0;
-  for (int j = 0; j < kCompactFlags; ++j) {
-    if (row + j < end && flags[row + j] != 0) bits |= 1u << j;
-  }
-  return bits;
-}
 
 // One block a tile.
 __global__ void __launch_bounds__(kCompactThreads)
@@ -41,7 +21,7 @@ __global__ void __launch_bounds__(kCompactThreads)
   const int64_t begin = blockIdx.x * tile_rows;
   const int64_t end = min(begin + tile_rows, valid_rows(n, length));
   int64_t own = 0;
-  for (int64_t row = begin + threadIdx.x * kCompactFlags; row < end; row += kCompactChunk) {
+  for (int64_t row = begin + threadIdx.x * kFlags; row < end; row += kCompactChunk) {
     own += __popc(load_flags(flags, row, end, aligned));
   }
   const int64_t sum = block_sum<kCompactThreads>(own);
@@ -69,7 +49,7 @@ __global__ void __launch_bounds__(kCompactThreads)
   const int64_t begin = blockIdx.x * tile_rows;
   const int64_t end = blockIdx.x < tiles ? min(begin + tile_rows, valid_rows(n, length)) : 0;
   for (int64_t chunk = begin; chunk < end && rank < cap; chunk += kCompactChunk) {
-    const int offset = threadIdx.x * kCompactFlags;
+    const int offset = threadIdx.x * kFlags;
     unsigned bits = chunk + offset < end ? load_flags(flags, chunk + offset, end, aligned) : 0;
     int slot, chunk_total;
     Scan(storage).ExclusiveSum(__popc(bits), slot, chunk_total);

@@ -39,6 +39,9 @@ cudaError_t index_add(const void* index, int id_bytes, const void* source, Dtype
 cudaError_t index_put(const void* self, int64_t rows, const void* index, int id_bytes, const void* values,
                       const int64_t* n, int64_t length, int64_t row_bytes, void* out, cudaStream_t stream);
 
+// `words` holds 2 x ceil(length / 16) bytes.
+cudaError_t pack_bits(const uint8_t* flags, int64_t length, void* words, cudaStream_t stream);
+
 // `launch` points to {launch id, address of a host-mapped record of 1 + size int64, or 0}.
 cudaError_t publish(const int64_t* metadata, int64_t size, const int64_t* launch, int64_t* published,
                     cudaStream_t stream);

@@ -34,6 +34,7 @@ class Context:
         self.compactions: dict[
             tuple[int, sympy.Expr], tuple[torch.Tensor, torch.Tensor]
         ] = {}  # (mask kept alive, positions)
+        self.cleaned: list[Bounded] = []  # values whose pads some rule had to make zero
         self.key: torch.Tensor | None = None
         self._values: dict[sympy.Basic, Any] = {}
         self._masks: dict[tuple[sympy.Basic, int], torch.Tensor] = {}
@@ -128,6 +129,8 @@ class Context:
             return self.raw(value)
         rank = value.dim()
         wanted = None if dims is None else {d % rank for d in dims}
+        if fill == 0 and (wanted is None or wanted.issuperset(value.dynamic())):
+            self.cleaned.append(value)
         data = value.data
         for d in value.dynamic():
             if wanted is None or d in wanted:
@@ -177,8 +180,8 @@ class Context:
             self.counts.setdefault(root, count)
 
     def bind_output(self, node: Node, count: torch.Tensor, output: Any, dim: int) -> None:
-        """The size of `output` along `dim` is `count`: binds its symbol if it is new, else checks that the trace's
-        size holds.
+        """The size of `output` along `dim` is `count`: binds its symbol if it is new, else checks that the trace's size
+        holds.
 
         A trace takes sizes as at least 2, so it sizes `x[:2]` as 2 rows even where the batch has one."""
         size = self.size(output.shape[dim])
@@ -196,9 +199,9 @@ class Context:
     ) -> torch.Tensor:
         """Index values that cannot fault: pads read element 0, whatever is out of range is clamped into the buffer.
 
-        A valid index out of range is a user error. `wraps`: the op takes negative indices from the end, the true
-        one. The clamp stays
-        where a value range is proven: once another check has failed, a "valid" value may have been read from a pad.
+        A valid index out of range is a user error. `wraps`: the op takes negative indices from the end, the true one.
+        The clamp stays where a value range is proven: once another check has failed, a "valid" value may have been read
+        from a pad.
         """
         size = self.size(source_size)
         span = span_of(index_node)

@@ -1,5 +1,5 @@
-"""Largest and smallest elements: pads become the value that never wins. Eager refuses an empty reduction, so does
-the status."""
+"""Largest and smallest elements: pads become the value that never wins. Eager refuses an empty reduction, so does the
+status."""
 
 from __future__ import annotations
 

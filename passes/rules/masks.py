@@ -14,8 +14,8 @@ from zgcompile.ir.bounded import Bounded, Pad
 
 
 def compact(context: Context, node: Node, mask: Bounded | torch.Tensor, at: int = 0) -> torch.Tensor:
-    """Flat positions of the True elements of `mask`, at the cap of the symbol that `node` gives their number
-    (dimension `at`)."""
+    """Flat positions of the True elements of `mask`, at the cap of the symbol that `node` gives their number (dimension
+    `at`)."""
     output = node.meta["val"]
     born = list(node.meta.get("unbacked_bindings") or {})
     symbol = born[0] if born else context.size(output.shape[at])

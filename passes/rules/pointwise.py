@@ -52,8 +52,7 @@ def elementwise(context: Context, node: Node, *args: Any, **kwargs: Any) -> Any:
 
 def _fitted(context: Context, node: Node, value: Bounded) -> torch.Tensor:
     """The data at the caps of the result: sizes that are equal only by a condition of the trace (`x[1:] - x[:-1]`) may
-    have other
-    caps. Where the condition fails, so does the status."""
+    have other caps. Where the condition fails, so does the status."""
     out = node.meta.get("val")
     data = value.data
     if not isinstance(out, torch.Tensor) or value.dim() > out.dim():

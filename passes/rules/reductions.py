@@ -62,8 +62,8 @@ def product(context: Context, node: Node, source: Bounded, *args: Any, **kwargs:
 
 @rule("mean.default", "mean.dim")
 def mean(context: Context, node: Node, source: Bounded, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """The sum over valid elements, divided by their true number (NaN for none, as in eager). Half types sum in
-    float32, as ATen does."""
+    """The sum over valid elements, divided by their true number (NaN for none, as in eager). Half types sum in float32,
+    as ATen does."""
     dims = reduced_dims(source, _named(node, args, kwargs, "dim"))
     if is_plain(source, dims):
         return applied(context, node, source.data, args, kwargs)

@@ -105,8 +105,8 @@ def by_place(context: Context, node: Node, source: Any, *args: Any) -> torch.Ten
 
 @rule("squeeze.default", "squeeze.dim", "squeeze.dims")
 def squeeze(context: Context, node: Node, source: Bounded, dim: Any = None) -> Any:
-    """Static dimensions of size one go. Eager drops a dynamic one that happens to be one too: such a batch is not
-    the traced step."""
+    """Static dimensions of size one go. Eager drops a dynamic one that happens to be one too: such a batch is not the
+    traced step."""
     dims = (
         range(source.dim())
         if dim is None

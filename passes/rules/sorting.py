@@ -68,8 +68,8 @@ def topk(
 def searchsorted(
     context: Context, node: Node, sequence: Any, values: Any, *, sorter: Any = None, **options: Any
 ) -> torch.Tensor:
-    """A dynamic sequence ends in the largest value (NaN would send a binary search past it), and no answer is above
-    its true length."""
+    """A dynamic sequence ends in the largest value (NaN would send a binary search past it), and no answer is above its
+    true length."""
     if sorter is not None:
         places = context.index(node, sorter, node.kwargs["sorter"], context.sizes_of(sequence)[-1])
         data = context.raw(sequence).gather(-1, places)

@@ -26,8 +26,7 @@ def rule(*ops: str) -> Callable[[Rule], Rule]:
     """Registers a rule for ATen overloads given as "name.overload" (or "namespace::name.overload").
 
     A rule takes `(context, node, *args, **kwargs)` with the FX node's arguments as Bounded, Tensor, Size, Number or
-    plain values,
-    and returns the data of the result at cap, or `(data, Pad)`; for a tuple of results, a tuple of these.
+    plain values, and returns the data of the result at cap, or `(data, Pad)`; for a tuple of results, a tuple of these.
     An overload that this torch lacks is skipped.
     """
 

@@ -100,10 +100,9 @@ def _flattened(context: Context, node: Node, source: Any) -> Bounded:
 def _groups(
     context: Context, size: Any, differs: torch.Tensor, order: torch.Tensor, cap: int
 ) -> tuple[torch.Tensor, Groups, torch.Tensor]:
-    """From rows in order, valid ones first, and whether each differs from the one before: the heads of the groups;
-    the group of each
-    row, in order and in the caller's, and the sizes of the groups; the number of groups. What does not fit lands in
-    a dump row."""
+    """From rows in order, valid ones first, and whether each differs from the one before: the heads of the groups; the
+    group of each row, in order and in the caller's, and the sizes of the groups; the number of groups. What does not
+    fit lands in a dump row."""
     valid = context.valid(size)
     heads = torch.cat([valid[:1], differs]) & valid
     rank = heads.cumsum(0) - 1

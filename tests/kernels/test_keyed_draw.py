@@ -165,19 +165,6 @@ def test_a_bad_key_is_refused(key: Tensor) -> None:
         torch.ops.zgcompile.keyed_bits(key, 0, [2])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("size", [(), (100_003,), (4099, 67), (5, 1, 7, 3)])
-def test_inductor_on_a_gpu_makes_the_same_bits(size: tuple[int, ...]) -> None:
-    # Consumers of each kind: stored bits, and bits that stay in registers.
-    def draw(key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        bits = keyed_bits_reference(key, 3, size)
-        return bits, bernoulli_from_bits(bits, 0.3), uniform_from_bits(bits, torch.float32) * 2
-
-    expected = draw(torch.tensor(KEY))
-    for got, want in zip(torch.compile(draw, fullgraph=True)(torch.tensor(KEY, device="cuda")), expected, strict=True):
-        assert torch.equal(got.cpu(), want)
-
-
 EXTREMES = torch.tensor([0, -1, 1, 2**63 - 1, -(2**63), 0xFFFFFF, -(2**40), 1 << 40, -(2**24), 2**24 - 1])
 BITS = torch.ops.zgcompile.keyed_bits(torch.tensor(KEY), 0, [400_000])
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from zgcompile.passes import lower as lowering
 from zgcompile.passes.lower import lower
+from zgcompile.passes.rules import interpreter
 from zgcompile.passes.rules.table import find_rule
 
 from tests.passes.rules import harness
@@ -20,7 +20,7 @@ N4 = Rows("n", (4,))
 
 
 def with_rule(monkeypatch, op, rule):
-    monkeypatch.setattr(lowering, "find_rule", lambda o: rule if o == op else find_rule(o))
+    monkeypatch.setattr(interpreter, "find_rule", lambda o: rule if o == op else find_rule(o))
 
 
 def run(case, counts=0, poison=None):

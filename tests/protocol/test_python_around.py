@@ -16,6 +16,7 @@ from torch.optim import lr_scheduler
 
 import zgcompile
 from zgcompile.backend.deferred import DeferredNumber
+from zgcompile.backend.replay import Launch
 from zgcompile.errors import CaptureWarning
 from zgcompile.frontend import specialisation
 from zgcompile.testing import injected_draws
@@ -384,7 +385,7 @@ def test_a_cuda_graph_that_cannot_be_captured_is_a_warning(pair, monkeypatch):
     monkeypatch.setattr(specialisation, "CudaGraphReplay", _no_memory)
     monkeypatch.setattr(subject.captured, "device", torch.device("cuda"))
     with pytest.warns(CaptureWarning, match=r"conftest.py:\d+: the step could not be captured.*no memory"):
-        replay = subject._captured_replay(subject.replay.lowered, subject.guards.lifted)
+        replay = subject._captured_replay(subject.replay.lowered, subject.guards.lifted, Launch(0, [], [], []))
     monkeypatch.undo()
     assert isinstance(replay, specialisation.ReferenceReplay)
     pair.call()

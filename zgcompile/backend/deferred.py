@@ -27,8 +27,7 @@ class DeferredNumber(numbers.Real):
     only then.
 
     Works in arithmetic, comparison, `float`, `int`, `format`, `round`, as an index (integers), with numpy and
-    `json`-style encoders
-    that accept `float(x)`. `read` is called at the first read (statistics).
+    `json`-style encoders that accept `float(x)`. `read` is called at the first read (statistics).
     """
 
     __slots__ = ("_is_int", "_on_read", "_tensor", "_value")

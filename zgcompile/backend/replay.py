@@ -46,8 +46,9 @@ class Replay(ABC):
         self.lifted = [t.data for t in lifted]
         self.addresses = [t.data_ptr() for t in self.lifted]
 
-    def rebind(self, lifted: Sequence[torch.Tensor]) -> None:
-        """Run on other tensors of the same shapes from now on."""
+    def rebind(self, lifted: Sequence[torch.Tensor], launch: Launch) -> None:
+        """Run on other tensors of the same shapes from now on; `launch` is the call at hand."""
+        del launch
         self.bind(lifted)
 
     def moved(self, lifted: Sequence[torch.Tensor], used: Sequence[bool]) -> bool:
@@ -72,7 +73,7 @@ class Replay(ABC):
                 buffer.copy_(tensor, non_blocking=True)
 
     def memory(self) -> int:
-        """Bytes of the static buffers that this replay holds."""
+        """Bytes that this replay holds: static buffers, and on a GPU the CUDA Graph's pool."""
         return sum(t.numel() * t.element_size() for t in (*self.buffers, *self.gradients))
 
     @abstractmethod
@@ -100,8 +101,7 @@ def own_ops(lowered: LoweredStep) -> dict[str, int]:
 
 def planned_kernels(lowered: LoweredStep) -> dict[str, int]:
     """Launches of each own CUDA kernel in one step, as the ops of the lowered FX graph register them. Ops without a
-    kernel of their
-    own (keyed draws, which Inductor inlines) are not in it."""
+    kernel of their own (keyed draws, which Inductor inlines) are not in it."""
     plan: dict[str, int] = {}
     kernels = registered_kernels()
     for op, calls in own_ops(lowered).items():

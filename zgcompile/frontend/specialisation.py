@@ -4,7 +4,7 @@ status."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from zgcompile.frontend.capacities import Capacities
 from zgcompile.frontend.capture import Captured
 from zgcompile.frontend.gradient_buffers import GradientBuffers
 from zgcompile.frontend.guards import Guards
+from zgcompile.frontend.lowering import lowered_step
 from zgcompile.frontend.state_tensors import host_state_to, parameter_of, same_layout, store_exact
 from zgcompile.frontend.stats import CapacityUse, Counters
 from zgcompile.frontend.three_ways import prove_replay
@@ -33,7 +34,7 @@ from zgcompile.ir.sizes import evaluate
 from zgcompile.ir.source import code_line, raised_by_user, user_line_from_stack_trace, user_line_from_traceback
 from zgcompile.ir.spans import Span
 from zgcompile.ir.status import Failure, decisive
-from zgcompile.pipeline import canonical, lowered_step
+from zgcompile.pipeline import canonical
 
 
 class Specialisation:
@@ -55,6 +56,8 @@ class Specialisation:
         self.guards = Guards(fn, captured, arguments)
         self.observed = Observed()
         self.warmed = 0
+        self.turned_away = 0  # calls that found a gradient where the trace had none, or none where it had one
+        self.traced_on: tuple[bool, ...] | None = None  # which gradients there were, for a trace on them as found
         self.replay: Replay | None = None
         self.proven = False  # the replay has been compared with the eager function once
         self.largest: dict[str, int] = {}
@@ -71,6 +74,10 @@ class Specialisation:
         lowered_step(self.program, provisional, self.envelope, self._tables(), self.captured.device)
 
     # -- calls
+
+    def ready_for(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """The guards hold, and all that the captured step runs on is there."""
+        return self.guards.accept(args, kwargs) and self.guards.lifted is not None
 
     def __call__(self, call: Call) -> Any:
         lifted = self.guards.lifted
@@ -139,7 +146,7 @@ class Specialisation:
             if not same_layout(self.program, lifted):
                 self.guards.retire()
                 return self.run_user_function(call)
-            self.rebind(lifted)
+            self.rebind(lifted, launch)
         elif self._tables_changed():
             self.fit(call, lifted)
         if not self.proven:
@@ -195,29 +202,29 @@ class Specialisation:
             except ConditionFailed:
                 pass  # the replay finds it out too
         self.observed.note(self._batch_counts(call), {})
-        envelope = self.capacities.fit(self._launch(call), lifted, self.captured.device, self.observed)
+        launch = self._launch(call)
+        envelope = self.capacities.fit(launch, lifted, self.captured.device, self.observed)
         lowered = lowered_step(self.program, self.observed, envelope, self._tables(), self.captured.device)
         self.counters.captures += 1
-        self.replay = self._captured_replay(lowered, lifted)
+        self.replay = self._captured_replay(lowered, lifted, launch)
         self.proven = False
         self.gradients = GradientBuffers(self.replay.gradients)
         self.written = [lifted[i] for i in lowered.written_lifted()]
 
-    def rebind(self, lifted: list[torch.Tensor]) -> None:
+    def rebind(self, lifted: list[torch.Tensor], launch: Launch) -> None:
         """State that lies elsewhere now (`load_state_dict`, `p.data = ...`): capture again, at the same capacities."""
         assert self.replay is not None
-        self.replay.rebind(lifted)
+        self.replay.rebind(lifted, launch)
         self.counters.captures += 1
         self.written = [lifted[i] for i in self.replay.lowered.written_lifted()]
 
-    def _captured_replay(self, lowered: LoweredStep, lifted: list[torch.Tensor]) -> Replay:
+    def _captured_replay(self, lowered: LoweredStep, lifted: list[torch.Tensor], launch: Launch) -> Replay:
         """A CUDA Graph on a GPU. Where the capture fails, the lowered FX graph runs op by op from then on, with a
-        warning: slower,
-        with the same results."""
+        warning: slower, with the same results."""
         device = self.captured.device
         if device.type == "cuda" and self.lowering != "reference":
             try:
-                return CudaGraphReplay(lowered, lifted, device, self.lowering)
+                return CudaGraphReplay(lowered, lifted, device, launch, self.lowering)
             except Exception as error:
                 where = code_line(self.fn)
                 first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,11 +1,8 @@
 """The text of an FX graph: what users read, golden tests compare and bug reports quote; the parser reads it back.
 
     fx_graph(length0: i64[], arg0: f32[8, 4], w: f32[4, 2]):
-      n0 <= 8: rows(arg0)
-      %0: f32[n0<=8, 4] = zgcompile.dynamic_rows(arg0, length0)
-      %1: f32[n0<=8, 2] pad=any = aten.mm(%0, w)
-      w <- %2
-      return (%1)
+      n0 <= 8: rows(arg0) %0: f32[n0<=8, 4] = zgcompile.dynamic_rows(arg0, length0) %1: f32[n0<=8, 2] pad=any =
+      aten.mm(%0, w) w <- %2 return (%1)
 
 Values are numbered in order of printing, sizes (`n0`) and device floats (`f0`) in order of birth, each declared once.
 Arithmetic on sizes and floats is folded into the arguments that use it. Required arguments come by position, the others

@@ -78,10 +78,8 @@ class StepProgram:
     """The functional, dynamic FX graph of a step.
 
     Placeholders, in order: the key (0-d int64); one 0-d int64 length for each group of arguments that share dimension
-    0; the
-    tensor arguments; the hyperparameters (floats); the lifted tensors. Outputs, in order: the leaves of what the user's
-    function
-    returned (`user_outputs` of them), then the new gradients and the new state.
+    0; the tensor arguments; the hyperparameters (floats); the lifted tensors. Outputs, in order: the leaves of what the
+    user's function returned (`user_outputs` of them), then the new gradients and the new state.
     """
 
     fx_graph: GraphModule

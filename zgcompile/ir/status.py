@@ -32,8 +32,8 @@ def decisive(failed: Sequence[Check]) -> Check:
     """Which of the failed checks, given in program order, says what happened.
 
     A check can only be spoilt by what lies in front of it. So an overflow that comes first explains all that follows;
-    behind a failed
-    precondition the step is not the user's, whose own function then tells; what is left is the user's first error.
+    behind a failed precondition the step is not the user's, whose own function then tells; what is left is the user's
+    first error.
     """
     if failed[0].failure is Failure.CAPACITY:
         return failed[0]

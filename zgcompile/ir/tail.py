@@ -20,8 +20,8 @@ MISFIT = 0.1  # the chance of as many batches above the margin as there are, bel
 
 @dataclass(frozen=True)
 class JointFit:
-    """`rows`: one capacity a column. A batch outgrows one of them with probability `estimated`, at most `bound` with
-    99 % confidence. `extrapolated`: the sample alone is too small to show it."""
+    """`rows`: one capacity a column. A batch outgrows one of them with probability `estimated`, at most `bound` with 99
+    % confidence. `extrapolated`: the sample alone is too small to show it."""
 
     rows: tuple[int, ...]
     estimated: float

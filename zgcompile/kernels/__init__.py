@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from zgcompile.kernels import (
+    accumulate_mm,
     compact,
     concat,
     dynamic_rows,
     index_add,
     index_put,
     keyed_draw,
+    pack_bits,
     publish,
     repeat_interleave,
     unique,
@@ -17,6 +19,7 @@ from zgcompile.kernels._define import KERNELS
 from zgcompile.kernels._load import native
 
 __all__ = [
+    "accumulate_mm",
     "compact",
     "concat",
     "dynamic_rows",
@@ -24,6 +27,7 @@ __all__ = [
     "index_put",
     "keyed_draw",
     "native",
+    "pack_bits",
     "publish",
     "registered_kernels",
     "repeat_interleave",

@@ -11,9 +11,8 @@ LIBRARY.define("dynamic_rows_like(Tensor buffer, Tensor rows) -> Tensor")
 
 def dynamic_rows(buffer: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
     """Rows `[0, length)` of `buffer` [L, ...], a fresh tensor; `length` is a 0-d int64 tensor. Traced, the result has a
-    new
-    size symbol. Run outside a trace the buffer has exactly `length` rows already (a caller's argument), so nothing is
-    read back.
+    new size symbol. Run outside a trace the buffer has exactly `length` rows already (a caller's argument), so nothing
+    is read back.
     """
     del length
     return buffer.clone()

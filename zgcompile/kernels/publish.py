@@ -2,10 +2,10 @@
 
 metadata int64 [k], launch int64 [2] = (launch id, address of a host-mapped record of 1 + k int64, or 0) -> int64 [1],
 the launch id.
+
 On CUDA the record's k metadata words are written first and its word 0, the launch id, last: a host that sees the id
-sees the rest
-(`_native.await_record`). Elsewhere the op only returns the id, and the host reads `metadata` itself.
-The result has to be an output of the FX graph, or the op would be dead code.
+sees the rest (`_native.await_record`). Elsewhere the op only returns the id, and the host reads `metadata` itself. The
+result has to be an output of the FX graph, or the op would be dead code.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import pytest
 import torch
 from zgcompile.passes import lower as lowering
 from zgcompile.passes.infer_bounds import infer_bounds
+from zgcompile.passes.rules import interpreter
 from zgcompile.passes.rules.table import RULES, find_rule, load_rules, rule
 
 from tests.passes.rules import harness
@@ -61,14 +62,14 @@ def cases_by_rule(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[Case]]:
                 met[op].append(case)
             return find_rule(op)
 
-        monkeypatch.setattr(lowering, "find_rule", spy)
+        monkeypatch.setattr(interpreter, "find_rule", spy)
         subject = harness.prepare(case)
         harness.run_bounded(subject, subject.batches[0], harness.POISONS[0])
     return met
 
 
 def bites(op: Any, tried: list[Case], monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(lowering, "find_rule", lambda o: plain if o == op else find_rule(o))
+    monkeypatch.setattr(interpreter, "find_rule", lambda o: plain if o == op else find_rule(o))
     for case in tried:
         try:
             check_case(case)
