@@ -1,10 +1,10 @@
 """Random batches for dry runs of the sampling prefix, from what the calls at exact sizes have shown of each argument.
 
-Three calls show a few hundred ids of maybe millions: drawing from those alone would make the batches too much alike.
-An integer argument with one dimension is therefore taken for ids and drawn uniformly from [least seen, largest seen],
-all of which an index op accepts if it accepts both ends; without replacement, where no batch had one twice. Of every
-other argument rows of the current batch are drawn. What is neither is refused: a sorted argument may be offsets into
-another one, and integers of two dimensions may mean anything.
+Three calls show a few hundred ids of maybe millions: drawing from those alone would make the batches too much alike. An
+integer argument with one dimension is therefore taken for ids and drawn uniformly from [least seen, largest seen], all
+of which an index op accepts if it accepts both ends; without replacement, where no batch had one twice. Of every other
+argument rows of the current batch are drawn. What is neither is refused: a sorted argument may be offsets into another
+one, and integers of two dimensions may mean anything.
 """
 
 from __future__ import annotations

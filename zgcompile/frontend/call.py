@@ -10,8 +10,8 @@ from zgcompile.frontend.arguments import Arguments
 
 class Call:
     """One call of the step: its key and arguments; `leaves` are flattened only where the arguments are nested.
-    `happened`: the state
-    is written, so whatever is raised afterwards (an interrupt), the numbers of this call are spent.
+    `happened`: the state is written, so whatever is raised afterwards (an interrupt), the numbers of this call are
+    spent.
     """
 
     __slots__ = ("args", "happened", "key", "kwargs", "leaves")

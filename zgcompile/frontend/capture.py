@@ -28,7 +28,7 @@ from zgcompile.frontend.python_state import Change, HostRandom, PythonSnapshot, 
 from zgcompile.frontend.refusal import refusals
 from zgcompile.frontend.shape_env import EnvelopeShapeEnv
 from zgcompile.frontend.state_tensors import host_state_to, put_back
-from zgcompile.frontend.symbolic_builtins import OVERRIDES
+from zgcompile.frontend.symbolic_builtins import OVERRIDES, refused_formatting
 from zgcompile.frontend.trace import TraceRequest, compare_traces, trace
 from zgcompile.ir.program import ArgumentInput, StepProgram
 from zgcompile.ir.source import code_line
@@ -46,6 +46,7 @@ class Captured:
     groups: list[int | None]
     device: torch.device
     hypers: list[Any]
+    entered: frozenset[int]  # as `Traced.entered`
 
 
 def capture(
@@ -54,8 +55,11 @@ def capture(
     groups: Sequence[int | None],
     modules: Sequence[torch.nn.Module] | None = None,
     optimizers: Sequence[torch.optim.Optimizer] | None = None,
+    as_found: bool = False,
 ) -> Captured:
     """Discover, trace twice, compare, functionalise. Nothing of the user's is changed, whether this succeeds or raises.
+
+    A step is traced as a later one, on the gradients that it leaves; with `as_found`, on those that there are now.
 
     Raises:
         CaptureRefused: the step cannot be one FX graph; PythonStateChanged: it changes Python state. Both name the
@@ -64,14 +68,19 @@ def capture(
     device = step_device(fn, arguments)
     session = _Session(fn, arguments, list(modules or []), list(optimizers or []), device)
     try:
-        return _captured(fn, arguments, groups, session, device)
+        return _captured(fn, arguments, groups, session, device, as_found)
     except BaseException:
         put_back(session.moved)
         raise
 
 
 def _captured(
-    fn: Callable[..., Any], arguments: Arguments, groups: Sequence[int | None], session: _Session, device: torch.device
+    fn: Callable[..., Any],
+    arguments: Arguments,
+    groups: Sequence[int | None],
+    session: _Session,
+    device: torch.device,
+    as_found: bool,
 ) -> Captured:
     found = session.discover(groups)
     rows = sorted({g for g in groups if g is not None})
@@ -80,7 +89,16 @@ def _captured(
 
     def traced(first_rows: int) -> Any:
         request = TraceRequest(
-            session.run, arguments, groups, found, hypers, names, device, session.modes, [first_rows + g for g in rows]
+            session.run,
+            arguments,
+            groups,
+            found,
+            hypers,
+            names,
+            device,
+            session.modes,
+            [first_rows + g for g in rows],
+            as_found,
         )
         with session.undone():
             return trace(request)
@@ -94,7 +112,7 @@ def _captured(
     with refusals():
         program = functionalise(first, inputs, len(rows))
     refuse_aliases(program)
-    return Captured(program, found, session.roots, list(groups), device, hypers)
+    return Captured(program, found, session.roots, list(groups), device, hypers, first.entered)
 
 
 def step_device(fn: Callable[..., Any], arguments: Arguments) -> torch.device:
@@ -191,7 +209,7 @@ class _Session:
         """
         host = HostRandom.take()
         try:
-            with refusals():
+            with refusals(), refused_formatting():
                 yield
         finally:
             changes, writes, drawn = self._changes(), self.run.global_writes(), _drawn(host)

@@ -12,12 +12,14 @@ from zgcompile.errors import BadInput
 from zgcompile.frontend.arguments import Arguments, check_arguments, check_not_empty, length_groups
 from zgcompile.frontend.call import Call
 from zgcompile.frontend.capture import capture
+from zgcompile.frontend.many_captures import MANY_CAPTURES, warn_of_many_captures
 from zgcompile.frontend.specialisation import Specialisation
 from zgcompile.frontend.stats import Counters, Stats
 from zgcompile.ir.draws import DrawStream
 from zgcompile.ir.envelope import Envelope
 from zgcompile.keyed_numbers import step_key
 
+GRADIENT_PATTERNS = 4  # captures of one step that differ in which gradients are None
 LOWERINGS = ("inductor", "aten", "reference")
 
 
@@ -25,10 +27,9 @@ class CompiledStep:
     """A step function under zgcompile. Call it as the original; it owns everything from sampling to the optimizer.
 
     The first `warmup` calls train at exact sizes and are counted; then the step is lowered, captured and replayed.
-    Returned tensors
-    are fresh and carry no autograd history; a returned `float(x)` or `x.item()` is a number that waits when it is read.
-    Random
-    numbers are keyed by the default generator's seed and offset; they differ from stock eager PyTorch's.
+    Returned tensors are fresh and carry no autograd history; a returned `float(x)` or `x.item()` is a number that waits
+    when it is read. Random numbers are keyed by the default generator's seed and offset; they differ from stock eager
+    PyTorch's.
 
     Raises, from a call:
         CaptureRefused, UnsupportedOp, BadInput, StepError (all ZgError): with the user's line; state and generators as
@@ -62,9 +63,11 @@ class CompiledStep:
         functools.update_wrapper(self, fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        specialisation = self.specialisations[0] if self.specialisations else None
-        if specialisation is None or not specialisation.guards.accept(args, kwargs):
+        specialisation = next((s for s in self.specialisations if s.ready_for(args, kwargs)), None)
+        if specialisation is None:
             specialisation = self._specialisation(Arguments.of(args, kwargs))
+        elif specialisation is not self.specialisations[0]:
+            self._to_front(specialisation)
         device = specialisation.captured.device
         state = torch.default_generator.get_state() if device.type == "cpu" else None
         seed, offset = self._draws.take(device)
@@ -80,26 +83,53 @@ class CompiledStep:
             self._counters.calls += call is not None and call.happened
 
     def _specialisation(self, arguments: Arguments) -> Specialisation:
-        """The capture that serves this call, first in the list from now on; a new one where none does."""
+        """The capture that serves this call, first in the list from now on; a new one where none does.
+
+        One that waits for a gradient, or for none, runs the function itself the first time; when that happens again
+        (gradients are accumulated over several calls) the step is captured on the gradients that there are.
+        """
+        waiting: list[Specialisation] = []
         for candidate in self.specialisations:
             guards = candidate.guards
             if arguments.guard_key() != guards.key or len(arguments.tensors) != len(guards.tensors):
                 continue
             check_arguments(self.fn, arguments, guards.tensors)
             if guards.hold(arguments):
-                self.specialisations.remove(candidate)
-                self.specialisations.insert(0, candidate)
-                return candidate
+                if guards.lifted is not None:
+                    return self._to_front(candidate)
+                waiting.append(candidate)
+        if waiting and not self._another_on_these_gradients(waiting):
+            return self._to_front(waiting[0])
         check_not_empty(self.fn, arguments)
         lengths = arguments.lengths()
         self._lengths_seen = [past for past in self._lengths_seen if len(past) == len(lengths)]
         groups = length_groups(lengths, self._lengths_seen)
         self._lengths_seen.append(lengths)
-        captured = capture(self.fn, arguments, groups, self.modules, self.optimizers)
+        captured = capture(self.fn, arguments, groups, self.modules, self.optimizers, as_found=bool(waiting))
         self._counters.traces += 1
         made = Specialisation(self.fn, captured, arguments, self.warmup, self.envelope, self.lowering, self._counters)
+        made.traced_on = made.guards.gradients() if waiting else None
         self.specialisations.insert(0, made)
+        if not waiting and sum(s.traced_on is None for s in self.specialisations) == MANY_CAPTURES:
+            warn_of_many_captures(self.fn, self.specialisations[1].guards, arguments)
         return made
+
+    def _another_on_these_gradients(self, waiting: list[Specialisation]) -> bool:
+        if not all(candidate.guards.only_gradients_differ() for candidate in waiting):
+            return False
+        for candidate in waiting:
+            candidate.turned_away += 1
+        traced = [candidate.traced_on for candidate in waiting]
+        return (
+            waiting[-1].turned_away > 1
+            and len(waiting) <= GRADIENT_PATTERNS
+            and waiting[0].guards.gradients() not in traced
+        )
+
+    def _to_front(self, specialisation: Specialisation) -> Specialisation:
+        self.specialisations.remove(specialisation)
+        self.specialisations.insert(0, specialisation)
+        return specialisation
 
     @property
     def stats(self) -> Stats:
@@ -117,8 +147,7 @@ class CompiledStep:
 
     def kernel_plan(self) -> dict[str, int]:
         """Own kernels of the captured step: kernel name -> launches in one replay (on the CPU, op name -> calls). Empty
-        before the
-        first capture."""
+        before the first capture."""
         replays = [s.replay for s in self.specialisations if s.replay is not None]
         return replays[0].kernel_plan() if replays else {}
 

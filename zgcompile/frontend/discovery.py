@@ -101,9 +101,8 @@ def has_hooks(tensor: torch.Tensor) -> bool:
 def discover(
     run: Callable[[], Any], fake_mode: FakeTensorMode, found: Discovery, meet: Callable[[Any], None]
 ) -> Discovery:
-    """Run `run()` on fake tensors under `fake_mode`; the caller restores the Python state afterwards. What it
-    returns may be
-    outside tensors that no op touched: they are lifted too."""
+    """Run `run()` on fake tensors under `fake_mode`; the caller restores the Python state afterwards. What it returns
+    may be outside tensors that no op touched: they are lifted too."""
     lift = LiftMode(fake_mode)
     key = fake_mode.from_tensor(torch.zeros((), dtype=torch.int64, device="cpu"))
     shape_env = fake_mode.shape_env

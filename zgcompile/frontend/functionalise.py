@@ -81,6 +81,7 @@ def functionalise(traced: Traced, arguments: list[ArgumentInput], lengths: int) 
     shape_env = traced.shape_env
     shape_env.recording = False
     refuse_argument_writes(traced.fx_graph, arguments, lengths)
+    refuse_fixed_lengths(traced, arguments, lengths)
     symbols = _SymbolMap(traced.fx_graph)
     inputs = [x.detach() if isinstance(x, torch.Tensor) else x for x in traced.inputs]
 
@@ -114,9 +115,8 @@ def functionalise(traced: Traced, arguments: list[ArgumentInput], lengths: int) 
 
 def _runtime_asserts(program: StepProgram, renamed: Mapping[sympy.Symbol, sympy.Basic]) -> list[Condition]:
     """What tracing left to be true at run time (`x[1:] + y` needs equal sizes, `narrow` an end inside the source), as
-    conditions:
-    a batch that breaks one runs the user's own function, which raises as eager does. What holds for every count is left
-    out."""
+    conditions: a batch that breaks one runs the user's own function, which raises as eager does. What holds for every
+    count is left out."""
     born = {s for n in program.fx_graph.graph.nodes for s in (n.meta.get("unbacked_bindings") or {})}
     found: dict[sympy.Basic, Condition] = {}
     for asserts in program.shape_env.deferred_runtime_asserts.values():
@@ -223,6 +223,31 @@ def refuse_argument_writes(fx_graph: GraphModule, arguments: list[ArgumentInput]
                 names.setdefault(node, name)
             if "dynamic_rows" in str(node.target):
                 break
+
+
+def refuse_fixed_lengths(traced: Traced, arguments: list[ArgumentInput], lengths: int) -> None:
+    """A length that the step itself fixes (`seeds.view(20, 2)`, `x[seeds] + table`) has no capacity to choose.
+
+    Raises:
+        CaptureRefused: naming the argument, its only length and the line that fixes it.
+    """
+    placeholders = [n for n in traced.fx_graph.graph.nodes if n.op == "placeholder"]
+    groups = {node: group for group, node in enumerate(placeholders[1 : 1 + lengths])}
+    for node in traced.fx_graph.graph.nodes:
+        if node.target is not torch.ops.zgcompile.dynamic_rows.default:
+            continue
+        symbol = next(iter(node.meta["unbacked_bindings"]))
+        length = traced.shape_env.replace(symbol)
+        if not length.is_Integer:
+            continue
+        fixing = [a for a in traced.shape_env.deferred_runtime_asserts.get(symbol, ()) if isinstance(a.expr, sympy.Eq)]
+        lines = (user_line_from_stack_trace("".join(a.stack.format())) for a in fixing)
+        name = next(a.name for a in arguments if a.length == groups[node.args[1]])
+        raise CaptureRefused(
+            f"only {length} rows of the argument {name} fit here, but its length is to change from call to call",
+            where=next((line for line in lines if line is not None), None),
+            advice="take the size from the argument, n = x.shape[0]: .view(-1, ...), torch.zeros(n, ...), table[:n]",
+        )
 
 
 def node_line(node: Node) -> SourceLine | None:

@@ -12,8 +12,8 @@ import torch
 
 @functools.cache
 def _references_of_grad() -> tuple[int, int]:
-    """Python references to a tensor in a list, as `_references` counts them: while it is nobody's gradient, and
-    while it is one's."""
+    """Python references to a tensor in a list, as `_references` counts them: while it is nobody's gradient, and while
+    it is one's."""
     parameter = torch.zeros(1, device="cpu", requires_grad=True)
     held = [torch.zeros(1, device="cpu")]
     free = _references(held, 0)

@@ -49,11 +49,15 @@ class Guards:
         """Look up the lifted tensors and note where they are held."""
         program = self.captured.program
         try:
-            self.lifted = lifted_tensors(program, self.used)
+            lifted = lifted_tensors(program, self.used)
+            # A gradient by another tensor over its memory: who else refers to it is counted (`GradientBuffers`).
+            kinds = [entry.kind for entry in program.lifted]
+            self.lifted = [t.detach() if k == "grad" else t for k, t in zip(kinds, lifted, strict=True)]
         except MissingState:
             self.lifted = None
-        # Traced with no gradient on entry, as each step leaves none.
-        self.without = [program.lifted[g.lifted].resolve() for g in program.gradient_writes if g.output is None]
+        # Traced with no gradient on entry.
+        entered = self.captured.entered
+        self.without = [program.lifted[g.lifted].resolve() for g in program.gradient_writes if g.lifted not in entered]
         self._look_for_stray_gradients()
         wanted = {id(t) for t in self.captured.found.tensors} | {id(t) for t in self.lifted or ()}
         self.sites = [
@@ -65,9 +69,28 @@ class Guards:
         self.grads = [(e.resolve, t) for e, t in zip(program.lifted, self.lifted or (), strict=False) if e in grads]
 
     def _look_for_stray_gradients(self) -> None:
-        for parameter in self.without:
-            if parameter.grad is not None:
-                self.lifted = None
+        if self.stray_gradients():
+            self.lifted = None
+
+    def stray_gradients(self) -> bool:
+        """Some tensor has a gradient now that had none in the trace."""
+        return any(parameter.grad is not None for parameter in self.without)
+
+    def only_gradients_differ(self) -> bool:
+        """All that the step runs on is there, but for a gradient that is None and was not in the trace, or the other
+        way round."""
+        program = self.captured.program
+        try:
+            for entry, used in zip(program.lifted, self.used, strict=True):
+                if used and entry.kind != "grad" and entry.resolve() is None:
+                    return False
+        except (KeyError, AssertionError, AttributeError):
+            return False
+        return self.lifted is None
+
+    def gradients(self) -> tuple[bool, ...]:
+        """Which leaves of the step have a gradient now."""
+        return tuple(t.grad is not None for t in self.captured.found.tensors if t.is_leaf and t.requires_grad)
 
     def tables(self) -> list[tuple[int, torch.Tensor]]:
         """Integer lifted inputs that the step never writes: their value ranges are proven from their data."""
@@ -88,8 +111,7 @@ class Guards:
 
     def accept(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """The quick yes for a call whose arguments are plain tensors and scalars, like those of the capture. A no says
-        only that
-        the call has to be looked at closely."""
+        only that the call has to be looked at closely."""
         signature = self.signature
         if signature is None or kwargs or len(args) != len(signature):
             return False
@@ -132,7 +154,7 @@ class Guards:
         except (KeyError, IndexError):
             return False
         try:
-            if any(resolve() is not tensor for resolve, tensor in self.grads):
+            if self.lifted is None or any(_elsewhere(resolve(), tensor) for resolve, tensor in self.grads):
                 self.resolve()
         except AssertionError:
             self.lifted = None
@@ -159,8 +181,7 @@ class Guards:
 
     def _adopt_loaded_state(self) -> bool:
         """`optimizer.load_state_dict` replaces state and group dictionaries, a new scheduler adds floats to the groups
-        and wraps
-        `optimizer.step`: with equal options, the capture goes on."""
+        and wraps `optimizer.step`: with equal options, the capture goes on."""
         optimizers = self.captured.found.optimizers
         if not all(self._is_optimizer_state(change) for change in self.snapshot.diff()):
             return False
@@ -187,6 +208,10 @@ class Guards:
             if any(change.owner is o for o in owned):
                 return True
         return False
+
+
+def _elsewhere(grad: torch.Tensor, known: torch.Tensor) -> bool:
+    return grad.data_ptr() != known.data_ptr() or grad.shape != known.shape or grad.dtype is not known.dtype
 
 
 def _options(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:

@@ -21,10 +21,8 @@ class LiftMode(TorchFunctionMode):
     """Replaces each real tensor in a torch call by its fake twin; `order` lists the real ones as they were first met.
 
     It works at the level of the Python API, where arguments are the very objects that the user's modules, optimizers
-    and
-    closures hold: so identity is the key, dictionaries such as `optimizer.state` keep their real keys, and nothing
-    is ever
-    written to a real tensor. `p.grad` of a lifted leaf lives on its twin.
+    and closures hold: so identity is the key, dictionaries such as `optimizer.state` keep their real keys, and nothing
+    is ever written to a real tensor. `p.grad` of a lifted leaf lives on its twin.
     """
 
     def __init__(
@@ -70,8 +68,8 @@ class LiftMode(TorchFunctionMode):
 def _tensor_of_sizes(
     data: Any, dtype: torch.dtype | None = None, device: Any = None, requires_grad: bool = False
 ) -> torch.Tensor:
-    """`torch.tensor(data)` where some of the numbers are sizes or items of this step, which torch would want as
-    plain numbers."""
+    """`torch.tensor(data)` where some of the numbers are sizes or items of this step, which torch would want as plain
+    numbers."""
     if isinstance(data, (list, tuple)):
         parts = [_tensor_of_sizes(item, None, device) for item in data]
         common = functools.reduce(torch.promote_types, (p.dtype for p in parts))

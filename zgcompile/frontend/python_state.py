@@ -143,8 +143,8 @@ class PythonSnapshot:
     """The state that `take` found. It holds strong references to containers and values, but copies no tensor.
 
     `tensors`: where each reachable tensor is held (p.grad and the params lists of optimizers are not listed).
-    `scalars`: the guards; float hyperparameters are not among them.
-    `reached`: functions, modules, optimizers, objects and iterators of the walk.
+    `scalars`: the guards; float hyperparameters are not among them. `reached`: functions, modules, optimizers, objects
+    and iterators of the walk.
     """
 
     def __init__(self, reached: Reached) -> None:

@@ -19,7 +19,8 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from zgcompile.errors import CaptureRefused, SourceLine, UnsupportedOp, ZgError
-from zgcompile.ir.source import is_user_file, source_line, user_line_from_traceback
+from zgcompile.frontend.asked import KEEP_A_TENSOR, ROWS, asked
+from zgcompile.ir.source import is_user_file, source_line, user_line_from_stack_trace, user_line_from_traceback
 
 BRANCH_ADVICE = {
     "if": "compute both sides and choose with torch.where, or test a size (x.numel() == 0) instead of values",
@@ -41,36 +42,69 @@ def refusals() -> Iterator[None]:
             ) from error
         raise
     except (GuardOnDataDependentSymNode, DataDependentOutputException) as error:
-        where = user_line_from_traceback(error.__traceback__)
-        statement = statement_at(where)
-        op = None if statement else _deciding_op(error.__traceback__)
-        if op is not None:
-            raise UnsupportedOp(
-                f"{op} makes a decision on a device value or size",
-                where=where,
-                advice="express it with ops that do not, or keep it outside the step",
-            ) from error
-        raise CaptureRefused(
-            f"Python control flow on a device value ({statement or 'a decision'}) cannot be captured",
-            where=where,
-            advice=BRANCH_ADVICE.get(statement or "", "keep the value a tensor: torch.where, torch.clamp, a mask"),
-        ) from error
+        raise _decision(error) from error
     except (DynamicOutputShapeException, UnsupportedOperatorException) as error:
         raise CaptureRefused(
             f"the op {getattr(error, 'func', error)} cannot be traced",
             where=user_line_from_traceback(error.__traceback__),
             advice="replace it by an op that zgcompile supports, or move it out of the step",
         ) from error
-    except (TypeError, RuntimeError, ValueError) as error:
-        if not _needs_a_concrete_number(error):
+    except Exception as error:
+        met = asked(error.__traceback__)
+        in_library = met is not None and met.library is not None and met.passes_a_device_value()
+        if not in_library and not _needs_a_concrete_number(error):
             raise
-        raise CaptureRefused(
+        account = None if met is None else met.account()
+        if account is None and NUMPY_OBJECTS in str(error):
+            account = "NumPy made an array of Python objects of a number that only the device knows", NUMPY_ADVICE
+        what, advice = account or (
             "a number read from a device value is needed as a plain Python number here",
-            where=user_line_from_traceback(error.__traceback__),
-            advice="use it as a size or in tensor arithmetic, or keep it a tensor",
-        ) from error
+            KEEP_A_TENSOR,
+        )
+        raise CaptureRefused(what, where=None if met is None else met.where, advice=advice) from error
 
 
+NUMPY_OBJECTS = "numpy.object_"
+NUMPY_ADVICE = "torch.tensor([n, ...], device=...), which takes such numbers"
+
+
+def _decision(error: Exception) -> ZgError:
+    """A decision on what only the device knows: a statement's test, a call that wants a plain number, an op's own."""
+    met = asked(error.__traceback__)
+    where = met.where if met is not None else user_line_from_stack_trace("\n".join(map(str, error.args)))
+    account = None if met is None else met.account()
+    if account is not None:
+        return CaptureRefused(account[0], where=where, advice=account[1])
+    statement = statement_at(where)
+    op = None if statement else _deciding_op(error.__traceback__)
+    if op is not None:
+        return UnsupportedOp(
+            f"{op} makes a decision on a device value or size",
+            where=where,
+            advice=ROWS if op in CUTTING else "express it with ops that do not, or keep it outside the step",
+        )
+    if met is None or not met.symbolic:
+        return CaptureRefused(
+            f"Python control flow on a device value ({statement or 'a decision'}) cannot be captured",
+            where=where,
+            advice=BRANCH_ADVICE.get(statement or "", "keep the value a tensor: torch.where, torch.clamp, a mask"),
+        )
+    if statement is None and not isinstance(met.expression, (ast.Compare, ast.BoolOp, ast.UnaryOp)):
+        return CaptureRefused(
+            f"{met.text or 'this line'} needs a plain Python number, and this one only the device knows",
+            where=where,
+            advice=KEEP_A_TENSOR,
+        )
+    shown = " ".join(part for part in (statement, met.text) if part)
+    return CaptureRefused(
+        f"Python control flow on a number that only the device knows ({shown}) cannot be captured",
+        where=where,
+        advice=met.choice() if statement in ("if", None) else BRANCH_ADVICE[statement],
+    )
+
+
+# What a slice with a start or an end of the device ends up in.
+CUTTING = ("__getitem__", "__setitem__", "narrow", "aten.copy_.default", "copy_.default")
 # Torch functions through which Python asks a tensor for a value.
 ASKING = {
     "__bool__",
@@ -114,6 +148,7 @@ def _needs_a_concrete_number(error: Exception) -> bool:
         "data-dependent",
         "FakeTensor",
         "tensor subclasses",
+        NUMPY_OBJECTS,
     )
     return any(mark in text for mark in marks)
 

@@ -34,8 +34,7 @@ class EnvelopeShapeEnv(ShapeEnv):
     """Size-like unbacked symbols range from 2, so that checks such as `numel() == 0` trace (design 3.4).
 
     That range is an assumption. `preconditions` holds each comparison that it alone decided, with the user's line; a
-    comparison
-    made through `guard_or_false` and its kin asks for no decision and is not one of them.
+    comparison made through `guard_or_false` and its kin asks for no decision and is not one of them.
     """
 
     def __init__(self, **options: Any) -> None:

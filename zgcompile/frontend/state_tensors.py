@@ -48,7 +48,8 @@ def used_lifted(program: StepProgram) -> list[bool]:
 
 
 def lifted_tensors(program: StepProgram, used: Sequence[bool]) -> list[torch.Tensor]:
-    """The tensors to run on, now; an unused absent one is an empty stand-in of its shape.
+    """The tensors to run on, now; an unused one that is absent, or a gradient that would be kept alive, has a stand-in
+    of its shape and no memory.
 
     Raises:
         MissingState: one that the step needs does not exist, or has another shape than traced.
@@ -58,13 +59,13 @@ def lifted_tensors(program: StepProgram, used: Sequence[bool]) -> list[torch.Ten
     for entry, needed, placeholder in zip(program.lifted, used, placeholders, strict=True):
         like = placeholder.meta["val"]
         try:
-            tensor = entry.resolve()
+            tensor = entry.resolve() if needed or entry.kind != "grad" else None
             if tensor is None or tensor.shape != like.shape or tensor.dtype != like.dtype:
                 raise KeyError(entry.name)
         except (KeyError, AssertionError, AttributeError) as error:
             if needed:
                 raise MissingState(entry.name) from error
-            tensor = torch.empty_strided(tuple(like.shape), like.stride(), dtype=like.dtype, device=like.device)
+            tensor = torch.empty((), dtype=like.dtype, device=like.device).expand(tuple(like.shape))
         tensors.append(tensor)
     return tensors
 

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from zgcompile.errors import CaptureRefused
-from zgcompile.ir.source import current_user_line
+from zgcompile.ir.source import current_user_line, is_user_file
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -101,6 +104,39 @@ def refused_print(*args: Any, **kwargs: Any) -> None:
         where=current_user_line(),
         advice="return the value and print it outside the step",
     )
+
+
+@contextlib.contextmanager
+def refused_formatting() -> Iterator[None]:
+    """Within it, text that the user's own line makes of a traced number is refused: it would hold the name of a symbol.
+
+    f-strings and `str` reach only the class, hence for the time of a trace its methods are others.
+    """
+    names = ("__format__", "__repr__", "__str__")
+    kept = [(kind, name, vars(kind).get(name), getattr(kind, name)) for kind in SYMBOLIC for name in names]
+
+    def guarded(original: Any) -> Any:
+        def method(self: Any, *args: Any) -> str:
+            if is_user_file(sys._getframe(1).f_code.co_filename):
+                raise CaptureRefused(
+                    "a number that only the device knows is made text while the step is captured",
+                    where=current_user_line(),
+                    advice="return the number and format it outside the step",
+                )
+            return original(self, *args)
+
+        return method
+
+    for kind, name, _, original in kept:
+        setattr(kind, name, guarded(original))
+    try:
+        yield
+    finally:
+        for kind, name, own, _ in kept:
+            if own is None:
+                delattr(kind, name)
+            else:
+                setattr(kind, name, own)
 
 
 OVERRIDES: dict[str, Any] = {

@@ -14,8 +14,7 @@ def symbolic_chunk(source: torch.Tensor, chunks: int, dim: int = 0) -> tuple[tor
     """`torch.chunk` of a dynamic dimension: `chunks` pieces of ceil(n / chunks) rows, the last one shorter.
 
     ATen returns fewer pieces where there are fewer rows than pieces; such a batch fails the precondition that the
-    comparison here
-    records.
+    comparison here records.
     """
     size = source.shape[dim]
     if not isinstance(size, torch.SymInt) or chunks < 2:
@@ -42,8 +41,8 @@ def _is_count(value: Any) -> bool:
 
 def symbolic_getitem(source: torch.Tensor, index: Any) -> torch.Tensor:
     """`x[k]` and `x[:k]` with a size or an item k. A slice keeps k as the size of its result, so that `out[:k]` and
-    `y[:k]` agree;
-    a k beyond the end, which eager would cut, fails a condition and that batch runs the function itself."""
+    `y[:k]` agree; a k beyond the end, which eager would cut, fails a condition and that batch runs the function
+    itself."""
     if isinstance(index, torch.SymInt):
         return source.select(0, index)
     if isinstance(index, slice) and _is_count(index.stop) and index.start in (None, 0) and index.step in (None, 1):

@@ -58,7 +58,11 @@ class ThreeWays:
         try:
             self.lifted()
         except MissingState:
+            leaves = [t for t in self.subject.captured.found.tensors if t.is_leaf and t.grad is not None]
+            grads = [(t, t.grad) for t in leaves]
             self.run_function()
+            for tensor, grad in grads:
+                tensor.grad = grad if tensor.grad is None else tensor.grad  # dropped by the step that was to add to it
             host_state_to(self.subject.captured.found.optimizers, self.device)
             try:
                 self.lifted()
@@ -99,9 +103,12 @@ class ThreeWays:
             return self.subject.fn(*self.call.args, **self.call.kwargs)
 
     def eager(self) -> Result:
+        written = {w.lifted: self.program.lifted[w.lifted] for w in self.program.state_writes}
+        before = {index: entry.resolve() for index, entry in written.items()}
         outputs = _outputs(self.run_function())
         grads = {g.lifted: parameter_of(self.program, g.lifted).grad for g in self.program.gradient_writes}
-        state = {w.lifted: self.program.lifted[w.lifted].resolve() for w in self.program.state_writes}
+        # A gradient that the step adds to and then drops is written all the same.
+        state = {i: before[i] if entry.kind == "grad" else entry.resolve() for i, entry in written.items()}
         return Result(outputs, _cloned(grads), _cloned(state))
 
     def exact(self, undo: Undo) -> Result | str:

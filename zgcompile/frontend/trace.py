@@ -42,6 +42,7 @@ class Traced:
     gradients: list[
         tuple[int, str]
     ]  # lifted index of the parameter; "none", "new", or "same" (the tensor it was, perhaps written)
+    entered: frozenset[int] = frozenset()  # lifted indices of the parameters that had a gradient when the step began
 
 
 @dataclass
@@ -57,6 +58,7 @@ class TraceRequest:
     device: torch.device
     modes: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     rows: Sequence[int] = field(default_factory=list)  # rows of the fake buffer, one for each length group
+    as_found: bool = False  # a gradient that is None now is None in the trace, though the step leaves one
 
 
 def trace(request: TraceRequest) -> Traced:
@@ -100,19 +102,17 @@ def trace(request: TraceRequest) -> Traced:
             LiftedInput(f"{prefix}.{state.key}", _state(state.optimizer, state.parameter, state.key), "state"),
         )
     state_twins = dict(zip(created, twins[len(request.found.tensors) :], strict=True))
+    begins_with = request.found.grads_before if request.as_found else request.found.grads_after
     for tensor in request.found.tensors:
-        if request.found.grads_after.get(id(tensor)) and not (
-            tensor.grad is not None and id(tensor.grad) in lift.twins
-        ):
-            parameter = lift.twins[id(tensor)]
-            add(
-                None,
-                _fake_like(fake_mode, parameter),
-                LiftedInput(f"{request.names.get(id(tensor), 'parameter')}.grad", _grad(tensor), "grad"),
-            )
+        if not begins_with.get(id(tensor)):
+            continue
+        parameter = lift.twins[id(tensor)]
+        if tensor.grad is not None and id(tensor.grad) in lift.twins:
+            parameter.grad = lift.twins[id(tensor.grad)]
+        else:
+            name = f"{request.names.get(id(tensor), 'parameter')}.grad"
+            add(None, _fake_like(fake_mode, parameter), LiftedInput(name, _grad(tensor), "grad"))
             parameter.grad = twins[-1]
-        elif request.found.grads_after.get(id(tensor)) and tensor.grad is not None:
-            lift.twins[id(tensor)].grad = lift.twins[id(tensor.grad)]
 
     key = fake_mode.from_tensor(torch.zeros((), dtype=torch.int64, device=request.device))
     lengths = [fake_mode.from_tensor(torch.zeros((), dtype=torch.int64, device=request.device)) for _ in request.rows]
@@ -168,6 +168,7 @@ def trace(request: TraceRequest) -> Traced:
         result["spec"].num_leaves,
         result["constants"],
         result["gradients"],
+        frozenset(i for i, grad in entry_grads.items() if grad is not None),
     )
 
 

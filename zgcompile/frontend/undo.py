@@ -52,7 +52,8 @@ class Undo:
         self.saved = [_save(t, always=key in sure) for key, t in (reached | held).items()]
 
     def restore(self) -> None:
-        """
+        """Put everything back.
+
         Raises:
             VerificationFailed: a large tensor was written that no FX graph of the step writes; all else is back.
         """

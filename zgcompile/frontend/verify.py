@@ -74,20 +74,27 @@ def verify(
 def _subject(step: CompiledStep | Callable[..., Any], fn: Callable[..., Any], arguments: Arguments) -> Specialisation:
     """What the next call would run, with counters, guards and observations of its own."""
     if isinstance(step, CompiledStep):
-        for candidate in step.specialisations:
-            if candidate.guards.hold(arguments):
-                subject = copy.copy(candidate)
-                subject.guards = Guards(fn, candidate.captured, arguments)
-                subject.observed, subject.largest = copy.deepcopy(candidate.observed), dict(candidate.largest)
-                subject.capacities = copy.copy(candidate.capacities)
-                subject.counters = Counters()
-                return subject
+        held = [candidate for candidate in step.specialisations if candidate.guards.hold(arguments)]
+        candidate = min(held, key=lambda c: c.guards.lifted is None, default=None)
+        if candidate is not None and not candidate.guards.stray_gradients():
+            subject = copy.copy(candidate)
+            subject.guards = Guards(fn, candidate.captured, arguments)
+            subject.observed, subject.largest = copy.deepcopy(candidate.observed), dict(candidate.largest)
+            subject.capacities = copy.copy(candidate.capacities)
+            subject.counters = Counters()
+            return subject
         options = (step.modules, step.optimizers)
         envelope, lowering = step.envelope, step.lowering
     else:
         options, envelope, lowering = (None, None), Envelope(), "inductor"
-    captured = capture(fn, arguments, length_groups(arguments.lengths(), []), *options)
-    return Specialisation(fn, captured, arguments, 1, envelope, lowering, Counters())
+    groups = length_groups(arguments.lengths(), [])
+
+    def captured(as_found: bool) -> Specialisation:
+        found = capture(fn, arguments, groups, *options, as_found=as_found)
+        return Specialisation(fn, found, arguments, 1, envelope, lowering, Counters())
+
+    made = captured(as_found=False)
+    return captured(as_found=True) if made.guards.stray_gradients() else made
 
 
 def _checked(subject: Specialisation, arguments: Arguments, rtol: float | None, atol: float | None) -> Report:
