@@ -186,8 +186,8 @@ class Restarted:
 def paired_accuracies(sage, data_file, seeds, steps):
     args = arguments(sage, data_file, "10,5", 0.5)
     compiled, stock = Restarted(sage, args, True), Restarted(sage, args, False)
-    pairs = [(compiled.accuracy(s, steps), stock.accuracy(s, steps)) for s in range(seeds)]
-    assert_replayed(compiled.step, seeds * steps)
+    pairs = [(compiled.accuracy(s, steps), stock.accuracy(s, steps)) for s in seeds]
+    assert_replayed(compiled.step, len(seeds) * steps)
     return pairs
 
 
@@ -199,8 +199,10 @@ def assert_same_mean(pairs):
 
 
 @pytest.mark.slow
-def test_accuracy_against_stock_eager_over_twenty_seeds(sage, data_file):
-    pairs = paired_accuracies(sage, data_file, seeds=20, steps=100)
+def test_accuracy_against_stock_eager_over_paired_seeds(sage, data_file):
+    """Six times twenty: of samples of twenty seeds one in twenty is beyond two standard errors with nothing wrong. (The
+    range was fixed before it was first run: seeds 0 to 19 of Citeseer had been such a sample, by +1.0 % +- 0.3 %.)"""
+    pairs = paired_accuracies(sage, data_file, seeds=range(1000, 1120), steps=100)
     differences = [a - b for a, b in pairs]
     error = statistics.stdev(differences) / len(differences) ** 0.5
     assert abs(statistics.mean(differences)) < 2 * error
@@ -208,4 +210,4 @@ def test_accuracy_against_stock_eager_over_twenty_seeds(sage, data_file):
 
 
 def test_accuracy_against_stock_eager_over_four_seeds(sage):
-    assert_same_mean(paired_accuracies(sage, str(DATA / "cora.npz"), seeds=4, steps=60))
+    assert_same_mean(paired_accuracies(sage, str(DATA / "cora.npz"), seeds=range(4), steps=60))
