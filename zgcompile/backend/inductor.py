@@ -17,11 +17,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from zgcompile.kernels.pack_bits import BITS
 from zgcompile.keyed_numbers import element_bits
 
-# Random draws are ours and the capture is ours. The FX graph's own order keeps the status record early; everything else
-# is Inductor's default.
+# Random draws are ours and the capture is ours. The FX graph's order is kept: the status record is early in it, and what
+# packs a mask stands where the unpacked one can go. Everything else is Inductor's default.
 OPTIONS: dict[str, Any] = {
     "triton.cudagraphs": False,
     "fallback_random": True,
+    "reorder_for_locality": False,
     "reorder_for_peak_memory": False,
 }
 CACHE_TAG = "zgcompile lowerings 1"  # a new number whenever the lowerings below make other code
