@@ -152,7 +152,8 @@ def repeated_list(seeds):
 
 def text(seeds):
     n = distinct(seeds)
-    return {f"size {n}": X[seeds].sum()}  # HERE
+    name = f"size {n}"  # HERE
+    return {name: X[seeds].sum()}
 
 
 def text_of_a_value(seeds):

@@ -17,8 +17,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from zgcompile.kernels.pack_bits import BITS
 from zgcompile.keyed_numbers import element_bits
 
-# Random draws are ours and the capture is ours. The FX graph's order is kept: the status record is early in it, and what
-# packs a mask stands where the unpacked one can go. Everything else is Inductor's default.
+# Random draws are ours and the capture is ours. The FX graph's order is kept: the status record is early in it, and a
+# mask is packed where the unpacked one can go. Everything else is Inductor's default.
 OPTIONS: dict[str, Any] = {
     "triton.cudagraphs": False,
     "fallback_random": True,

@@ -28,7 +28,7 @@ from zgcompile.frontend.python_state import Change, HostRandom, PythonSnapshot, 
 from zgcompile.frontend.refusal import refusals
 from zgcompile.frontend.shape_env import EnvelopeShapeEnv
 from zgcompile.frontend.state_tensors import host_state_to, put_back
-from zgcompile.frontend.symbolic_builtins import OVERRIDES, refused_formatting
+from zgcompile.frontend.symbolic_builtins import OVERRIDES, marked_formatting
 from zgcompile.frontend.trace import TraceRequest, compare_traces, trace
 from zgcompile.ir.program import ArgumentInput, StepProgram
 from zgcompile.ir.source import code_line
@@ -47,6 +47,7 @@ class Captured:
     device: torch.device
     hypers: list[Any]
     entered: frozenset[int]  # as `Traced.entered`
+    looked_at: frozenset[int]  # as `Traced.looked_at`
 
 
 def capture(
@@ -112,7 +113,7 @@ def _captured(
     with refusals():
         program = functionalise(first, inputs, len(rows))
     refuse_aliases(program)
-    return Captured(program, found, session.roots, list(groups), device, hypers, first.entered)
+    return Captured(program, found, session.roots, list(groups), device, hypers, first.entered, first.looked_at)
 
 
 def step_device(fn: Callable[..., Any], arguments: Arguments) -> torch.device:
@@ -209,7 +210,7 @@ class _Session:
         """
         host = HostRandom.take()
         try:
-            with refusals(), refused_formatting():
+            with refusals(), marked_formatting():
                 yield
         finally:
             changes, writes, drawn = self._changes(), self.run.global_writes(), _drawn(host)

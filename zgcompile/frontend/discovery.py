@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from zgcompile.errors import CaptureRefused
 from zgcompile.frontend.lift import LiftMode, lifted_autograd_functions
 from zgcompile.frontend.shape_env import EnvelopeShapeEnv
+from zgcompile.frontend.symbolic_builtins import refuse_marked_text
 from zgcompile.ir.draws import KeyedDraws
 from zgcompile.ir.source import current_user_line
 
@@ -116,7 +117,9 @@ def discover(
         lifted_autograd_functions(lift),
         lift,
     ):
-        for leaf in tree_leaves(run()):
+        returned = run()
+        refuse_marked_text(returned)
+        for leaf in tree_leaves(returned):
             lift.swap(leaf)
     found.tensors = list(lift.order)
     for tensor in found.tensors:

@@ -39,11 +39,21 @@ class GradientBuffers:
         """
         free, as_gradient = _references_of_grad()
         for i, (buffer, parameter) in enumerate(zip(self.buffers, parameters, strict=True)):
+            if self._moved(i):
+                self.handed[i] = buffer.detach()
+                continue
             expected = as_gradient if parameter.grad is self.handed[i] else free
             if _references(self.handed, i) > expected:
                 self.handed[i].data = buffer.clone()
                 self.handed[i] = buffer.detach()
 
+    def _moved(self, index: int) -> bool:
+        """The user gave a handed-out tensor memory of its own: `p.grad.data = ...`."""
+        return self.handed[index].data_ptr() != self.buffers[index].data_ptr()
+
     def hand_out(self, index: int, parameter: torch.Tensor) -> None:
+        """Point `parameter.grad` at its buffer."""
+        if self._moved(index):
+            self.handed[index] = self.buffers[index].detach()
         if parameter.grad is not self.handed[index]:
             parameter.grad = self.handed[index]

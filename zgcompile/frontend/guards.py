@@ -58,6 +58,8 @@ class Guards:
         # Traced with no gradient on entry.
         entered = self.captured.entered
         self.without = [program.lifted[g.lifted].resolve() for g in program.gradient_writes if g.lifted not in entered]
+        # Traced with one that decided something, though its values may not be needed.
+        self.within = [program.lifted[i].resolve() for i in self.captured.looked_at]
         self._look_for_stray_gradients()
         wanted = {id(t) for t in self.captured.found.tensors} | {id(t) for t in self.lifted or ()}
         self.sites = [
@@ -73,8 +75,8 @@ class Guards:
             self.lifted = None
 
     def stray_gradients(self) -> bool:
-        """Some tensor has a gradient now that had none in the trace."""
-        return any(parameter.grad is not None for parameter in self.without)
+        """Some tensor has a gradient now that had none in the trace, or lacks one that the trace looked at."""
+        return any(p.grad is not None for p in self.without) or any(p.grad is None for p in self.within)
 
     def only_gradients_differ(self) -> bool:
         """All that the step runs on is there, but for a gradient that is None and was not in the trace, or the other

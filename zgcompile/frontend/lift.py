@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -12,9 +14,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from zgcompile.errors import CaptureRefused
 from zgcompile.frontend.symbolic_functions import REPLACED
+from zgcompile.ir.source import current_user_line, is_user_file
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+GRAD_GET, DATA_SET = vars(torch._C.TensorBase)["grad"].__get__, vars(torch._C.TensorBase)["data"].__set__
 
 
 class LiftMode(TorchFunctionMode):
@@ -33,6 +38,8 @@ class LiftMode(TorchFunctionMode):
         self.twins: dict[int, FakeTensor] = {} if twins is None else twins
         self.order: list[torch.Tensor] = []
         self.closed = closed
+        self.entering: dict[int, torch.Tensor | None] = {}  # id(twin) -> its gradient when the step began
+        self.looked_at: set[int] = set()  # id(twin) of those whose entering gradient something but zero_grad asked for
 
     def lift(self, tensor: torch.Tensor) -> FakeTensor:
         twin = self.twins.get(id(tensor))
@@ -60,9 +67,33 @@ class LiftMode(TorchFunctionMode):
         args, kwargs = self.swap(args), self.swap(kwargs or {})
         if func in (torch.tensor, torch.as_tensor) and any(isinstance(v, SYMBOLIC) for v in tree_leaves(args[:1])):
             return _tensor_of_sizes(*args, **kwargs)
+        if func == DATA_SET:
+            return _assign_data(*args)
         result = REPLACED.get(func, func)(*args, **kwargs)
+        entering = func == GRAD_GET and result is not None and result is self.entering.get(id(args[0]))
+        if entering and not _in_zero_grad(sys._getframe(1)):
+            self.looked_at.add(id(args[0]))
         # An op that returns the tensor it was given gives the user's own back: `self.count += 1` binds it again.
         return first if args and isinstance(first, torch.Tensor) and result is args[0] else result
+
+
+def _assign_data(target: torch.Tensor, value: torch.Tensor) -> None:
+    """`target.data = value` as a write of the values: a replay runs on the memory that the state has, and autograd
+    sees neither."""
+    if (target.shape, target.dtype, target.device) != (value.shape, value.dtype, value.device):
+        raise CaptureRefused(
+            f"`.data =` gives a tensor of {target.dtype}{list(target.shape)} one of {value.dtype}{list(value.shape)}",
+            where=current_user_line(),
+            advice="keep shape, dtype and device, or make the change outside the step",
+        )
+    with torch.no_grad():
+        target.data.copy_(value.detach())
+
+
+def _in_zero_grad(frame: FrameType) -> bool:
+    """torch's own `zero_grad`: it treats a gradient that is there and one that is None to the same end."""
+    code = frame.f_code
+    return code.co_name == "zero_grad" and not is_user_file(code.co_filename)
 
 
 def _tensor_of_sizes(

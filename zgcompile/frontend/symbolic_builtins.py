@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten
 
 from zgcompile.errors import CaptureRefused
-from zgcompile.ir.source import current_user_line, is_user_file
+from zgcompile.ir.source import SourceLine, current_user_line, is_user_file
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -106,23 +107,26 @@ def refused_print(*args: Any, **kwargs: Any) -> None:
     )
 
 
+DEVICE_NUMBER = "<a number that only the device knows>"
+_text_made: list[SourceLine | None] = []
+
+
 @contextlib.contextmanager
-def refused_formatting() -> Iterator[None]:
-    """Within it, text that the user's own line makes of a traced number is refused: it would hold the name of a symbol.
+def marked_formatting() -> Iterator[None]:
+    """Within it, text that the user's own line makes of a traced number holds a mark in its place: the name of a symbol
+    says nothing. A profiler's label or a log line may have it; what a step returns may not (`refuse_marked_text`).
 
     f-strings and `str` reach only the class, hence for the time of a trace its methods are others.
     """
     names = ("__format__", "__repr__", "__str__")
     kept = [(kind, name, vars(kind).get(name), getattr(kind, name)) for kind in SYMBOLIC for name in names]
+    _text_made.clear()
 
     def guarded(original: Any) -> Any:
         def method(self: Any, *args: Any) -> str:
             if is_user_file(sys._getframe(1).f_code.co_filename):
-                raise CaptureRefused(
-                    "a number that only the device knows is made text while the step is captured",
-                    where=current_user_line(),
-                    advice="return the number and format it outside the step",
-                )
+                _text_made.append(current_user_line())
+                return DEVICE_NUMBER
             return original(self, *args)
 
         return method
@@ -148,3 +152,14 @@ OVERRIDES: dict[str, Any] = {
     "range": _stand_in(range, refused_range),
     "print": refused_print,
 }
+
+
+def refuse_marked_text(returned: Any) -> None:
+    """Refuse text made of a device number among the leaves or keys of what a step returned."""
+    leaves, spec = tree_flatten(returned)
+    if _text_made and any(DEVICE_NUMBER in text for text in (str(spec), *[v for v in leaves if isinstance(v, str)])):
+        raise CaptureRefused(
+            "a number that only the device knows is made text and returned",
+            where=_text_made[-1],
+            advice="return the number and format it outside the step",
+        )

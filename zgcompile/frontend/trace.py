@@ -43,6 +43,7 @@ class Traced:
         tuple[int, str]
     ]  # lifted index of the parameter; "none", "new", or "same" (the tensor it was, perhaps written)
     entered: frozenset[int] = frozenset()  # lifted indices of the parameters that had a gradient when the step began
+    looked_at: frozenset[int] = frozenset()  # of these, those whose gradient some Python code looked at before it went
 
 
 @dataclass
@@ -120,6 +121,7 @@ def trace(request: TraceRequest) -> Traced:
     hypers = [shape_env.hyperparameter(f"hyper{i}", site.get()) for i, site in enumerate(request.hypers)]
     parameters = {i: t for i, t in enumerate(request.found.tensors) if id(t) in request.found.grads_after}
     entry_grads = {i: lift.twins[id(t)].grad for i, t in parameters.items()}
+    lift.entering = {id(lift.twins[id(t)]): entry_grads[i] for i, t in parameters.items()}
     result: dict[str, Any] = {}
 
     def step(
@@ -169,6 +171,7 @@ def trace(request: TraceRequest) -> Traced:
         result["constants"],
         result["gradients"],
         frozenset(i for i, grad in entry_grads.items() if grad is not None),
+        frozenset(i for i, t in parameters.items() if id(lift.twins[id(t)]) in lift.looked_at),
     )
 
 
