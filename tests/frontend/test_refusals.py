@@ -364,6 +364,11 @@ def test_an_exception_of_the_step_is_the_users_own(new_world, take_image, batche
     assert take_image(step, w) == before
 
 
+def test_an_envelope_that_is_none():
+    with pytest.raises(ZgError, match=r"write envelope=zgcompile.Envelope\(headroom"):
+        zgcompile.compile(lambda seeds: seeds.sum(), envelope=1.1)
+
+
 def test_not_a_function():
     with pytest.raises(ZgError):
         zgcompile.compile(3)

@@ -30,6 +30,7 @@ from zgcompile.frontend.shape_env import EnvelopeShapeEnv
 from zgcompile.frontend.state_tensors import host_state_to, put_back
 from zgcompile.frontend.symbolic_builtins import OVERRIDES, marked_formatting
 from zgcompile.frontend.trace import TraceRequest, compare_traces, trace
+from zgcompile.frontend.training_flags import TrainingFlag, is_training_flag, training_flags
 from zgcompile.ir.program import ArgumentInput, StepProgram
 from zgcompile.ir.source import code_line
 
@@ -48,6 +49,7 @@ class Captured:
     hypers: list[Any]
     entered: frozenset[int]  # as `Traced.entered`
     looked_at: frozenset[int]  # as `Traced.looked_at`
+    flags: list[TrainingFlag]
 
 
 def capture(
@@ -113,7 +115,9 @@ def _captured(
     with refusals():
         program = functionalise(first, inputs, len(rows))
     refuse_aliases(program)
-    return Captured(program, found, session.roots, list(groups), device, hypers, first.entered, first.looked_at)
+    return Captured(
+        program, found, session.roots, list(groups), device, hypers, first.entered, first.looked_at, session.flags
+    )
 
 
 def step_device(fn: Callable[..., Any], arguments: Arguments) -> torch.device:
@@ -144,6 +148,7 @@ class _Session:
         self.moved = host_state_to(_unique([*optimizers, *reached_first.optimizers]), device)
         self.roots: list[Any] = [*modules, *optimizers, *_objects(arguments)]
         self.snapshots = [PythonSnapshot.take(fn, self.roots)]
+        self.flags: list[TrainingFlag] = []
         self.copies = PrivateCopies(OVERRIDES)
         self.run: PrivateCopy = private_copy(fn, OVERRIDES, self.copies)
         reached = self.snapshots[0].reached
@@ -214,6 +219,8 @@ class _Session:
                 yield
         finally:
             changes, writes, drawn = self._changes(), self.run.global_writes(), _drawn(host)
+            self.flags = training_flags(changes)
+            changes = [c for c in changes if not is_training_flag(c)]
             self._put_back(host)
 
         def line(appeared: Callable[[], bool]) -> SourceLine | None:

@@ -15,6 +15,7 @@ from zgcompile.frontend.capture import capture
 from zgcompile.frontend.many_captures import MANY_CAPTURES, warn_of_many_captures
 from zgcompile.frontend.specialisation import Specialisation
 from zgcompile.frontend.stats import Counters, Stats
+from zgcompile.frontend.training_flags import leave
 from zgcompile.ir.draws import DrawStream
 from zgcompile.ir.envelope import Envelope
 from zgcompile.keyed_numbers import step_key
@@ -54,6 +55,10 @@ class CompiledStep:
             )
         if lowering not in LOWERINGS:
             raise BadInput(f"lowering={lowering!r} is not one of {', '.join(LOWERINGS)}")
+        if envelope is not None and not isinstance(envelope, Envelope):
+            raise BadInput(
+                f"envelope={envelope!r} is no Envelope", advice="write envelope=zgcompile.Envelope(headroom=...)"
+            )
         self.fn, self.warmup, self.envelope, self.lowering = fn, warmup, envelope or Envelope(), lowering
         self.modules, self.optimizers = modules, optimizers
         self.specialisations: list[Specialisation] = []
@@ -74,7 +79,9 @@ class CompiledStep:
         call: Call | None = None
         try:
             call = Call(step_key(seed, offset), args, kwargs)
-            return specialisation(call)
+            result = specialisation(call)
+            leave(specialisation.captured.flags)
+            return result
         except BaseException:
             if call is None or not call.happened:
                 self._draws.put_back(device, offset, state)

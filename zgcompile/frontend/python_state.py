@@ -7,6 +7,7 @@ from operator import is_
 from types import BuiltinFunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from zgcompile.errors import PythonStateChanged, SourceLine
@@ -44,8 +45,8 @@ __all__ = [
 ]
 
 _ADVICE = (
-    "a replay runs no Python, so this would freeze: keep it in a registered buffer and update that with tensor "
-    "operations, or move the line out of the step"
+    "a replay runs no Python, so this would freeze: move the line out of the step (return what it needs), or keep the "
+    "value in a tensor that the step updates in place"
 )
 
 
@@ -157,6 +158,7 @@ class PythonSnapshot:
         self._sizes: list[int] = []
         self._sized_nodes: list[Node] = []
         self._sets: list[tuple[set[Any], set[Any], Node]] = []
+        self._arrays: list[tuple[np.ndarray[Any, Any], bytes, Node]] = []
         self._groups = {id(g) for o in reached.optimizers for g in o.param_groups}
         self._groups |= {
             id(v)
@@ -202,6 +204,8 @@ class PythonSnapshot:
             self._sized.append(sized)
             self._sizes.append(len(sized))
             self._sized_nodes.append(node)
+        if isinstance(owner, np.ndarray):
+            self._arrays.append((owner, node.saved["contents"], node))
         if not form.keyed:
             return
         hyper, params = id(owner) in self._groups, id(owner) in self._params
@@ -246,8 +250,8 @@ class PythonSnapshot:
         """The first guard that no longer holds: a plain value, the identity of anything held, or the size of a
         container.
 
-        Rebound tensors are left to `tensors`. Contents of long containers of numbers and of numpy arrays are not looked
-        at.
+        Rebound tensors are left to `tensors`. Contents of long containers of numbers and of large numpy arrays are not
+        looked at.
         """
         try:
             for view, key, value in self._flat:
@@ -258,6 +262,9 @@ class PythonSnapshot:
                     for live, members, node in self._sets:
                         if live != members:
                             return next(self._changes(node, node.form.read(live)), None)
+                    for array, contents, node in self._arrays:
+                        if array.tobytes() != contents:
+                            return next(self._changes(node, node.form.read(array)), None)
                     return None
         except (KeyError, IndexError):
             pass

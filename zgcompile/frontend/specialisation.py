@@ -25,6 +25,7 @@ from zgcompile.frontend.lowering import lowered_step
 from zgcompile.frontend.state_tensors import host_state_to, parameter_of, same_layout, store_exact
 from zgcompile.frontend.stats import CapacityUse, Counters
 from zgcompile.frontend.three_ways import prove_replay
+from zgcompile.frontend.training_flags import find
 from zgcompile.frontend.undo import undo_around
 from zgcompile.ir.bounds import Observed
 from zgcompile.ir.draws import KeyedDraws
@@ -108,6 +109,7 @@ class Specialisation:
         del undo
         self.capacities.ran_exactly(self._launch(call).arguments, None)
         host_state_to(self.captured.found.optimizers, self.captured.device)
+        find(self.captured.flags)
         self.guards.refresh()
         return tree_map(_detached, result)
 

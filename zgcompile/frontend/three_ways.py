@@ -14,6 +14,7 @@ from zgcompile.errors import CaptureRefused, StepError, VerificationFailed
 from zgcompile.frontend.call import Call
 from zgcompile.frontend.comparison import Report, Result, Tolerances, compared, first_failures
 from zgcompile.frontend.state_tensors import MissingState, host_state_to, lifted_tensors, parameter_of
+from zgcompile.frontend.training_flags import find
 from zgcompile.frontend.undo import Undo, undo_around
 from zgcompile.ir.draws import KeyedDraws
 from zgcompile.ir.source import code_line
@@ -99,8 +100,11 @@ class ThreeWays:
         return report
 
     def run_function(self) -> Any:
-        with KeyedDraws(torch.tensor(self.call.key, dtype=torch.int64, device=self.device)):
-            return self.subject.fn(*self.call.args, **self.call.kwargs)
+        try:
+            with KeyedDraws(torch.tensor(self.call.key, dtype=torch.int64, device=self.device)):
+                return self.subject.fn(*self.call.args, **self.call.kwargs)
+        finally:
+            find(self.subject.captured.flags)
 
     def eager(self) -> Result:
         written = {w.lifted: self.program.lifted[w.lifted] for w in self.program.state_writes}
