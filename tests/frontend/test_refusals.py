@@ -364,6 +364,24 @@ def test_an_exception_of_the_step_is_the_users_own(new_world, take_image, batche
     assert take_image(step, w) == before
 
 
+def test_a_refusal_of_a_step_that_makes_its_optimizer_ends():
+    """Each run of it meets a new optimizer."""
+    weight = torch.zeros(3, requires_grad=True)
+
+    def step(seeds):
+        opt = torch.optim.SGD([weight], lr=0.1)
+        loss = (weight - 1).pow(2).sum() * seeds.float().mean()
+        loss.backward()
+        opt.step()
+        if loss > 1:
+            loss = loss * 2
+        return loss.detach()
+
+    with pytest.raises(CaptureRefused, match="if"):
+        zgcompile.compile(step)(torch.arange(4))
+    assert weight.grad is None and not weight.any()
+
+
 def test_an_envelope_that_is_none():
     with pytest.raises(ZgError, match=r"write envelope=zgcompile.Envelope\(headroom"):
         zgcompile.compile(lambda seeds: seeds.sum(), envelope=1.1)

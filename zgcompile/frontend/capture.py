@@ -196,6 +196,7 @@ class _Session:
                 lambda _: None,
             )
 
+        last = None
         while True:
             met = len(self.roots)
             fake_mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=EnvelopeShapeEnv())
@@ -203,8 +204,10 @@ class _Session:
                 with self.undone(found_again):
                     return discover(run, fake_mode, self.found, meet)
             except Exception:
-                if len(self.roots) == met:
-                    raise
+                new = len(self.roots) - met
+                if new == 0 or (last is not None and new >= last):
+                    raise  # as many as before: the step itself makes them (an optimizer), anew each time
+                last = new
                 # What was first met on the way ran without its private copies: once more, with them.
 
     @contextlib.contextmanager
