@@ -52,6 +52,7 @@ def lower(
         arguments, lifted, buffers = split_inputs(flat, program)
         results, checks = lowering.run_flat([*arguments, *lifted])
         metadata, found = _metadata(lowering.context, checks, bounds)
+        # Here the status of several ranks can be combined: the record and every gate below are made of `metadata`.
         published = torch.ops.zgcompile.publish(metadata, launch)
         layout.append(found)
         returned, described = _returned(program, results, lowering.context)

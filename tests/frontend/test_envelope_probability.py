@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -104,6 +105,7 @@ def fitted(graphs):
         if (name, p) not in known:
             samples = []
             with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(calibration, "ASKED", (calibration.ASKED[0], math.inf))  # however busy the machine is
                 sample_of = Calibrator._sample
                 patch.setattr(
                     Calibrator, "_sample", lambda self, run: samples.append(sample_of(self, run)) or samples[-1]
