@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from zgcompile.errors import CaptureRefused, PythonStateChanged, ZgError
 
@@ -131,17 +130,6 @@ def a_new_attribute(w):
         loss = w.loss(seeds)
         w.last = loss.detach()  # HERE
         w.train(loss)
-
-    return step
-
-
-@refused(PythonStateChanged)
-def a_flip_to_eval(w):
-    w.model = nn.Sequential(w.model, nn.Dropout(0.5))
-
-    def step(seeds):
-        w.train(w.loss(seeds))
-        w.model.eval()  # HERE
 
     return step
 
