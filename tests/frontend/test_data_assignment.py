@@ -145,16 +145,64 @@ def test_trains_as_eager_does(build, between):
     assert step.stats.replays >= len(BATCHES) // 2
 
 
-def test_data_of_another_shape_is_refused():
+def other_shape(w, hidden):
+    w.model.bias.data = torch.zeros(2, dtype=torch.float64)
+
+
+def a_view(w, hidden):
+    hidden[0].data = torch.zeros(1, dtype=torch.float64)
+
+
+def computed(w, hidden):
+    hidden.data = hidden.data * 0
+
+
+def shared(w, hidden):
+    w.other.weight.data = w.model.weight.data
+
+
+@pytest.mark.parametrize(
+    ("assign", "what"),
+    [
+        (other_shape, "gives a tensor of"),
+        (a_view, "gives a view"),
+        (computed, "replaces a value"),
+        (shared, "lets two tensors share"),
+    ],
+)
+def test_what_a_write_of_the_values_is_not(assign, what):
     w = World()
 
     def step(seeds):
-        loss = w.loss(seeds)
-        w.model.bias.data = torch.zeros(2, dtype=torch.float64)
-        return loss.detach()
+        hidden = w.model(X[seeds]).relu()
+        assign(w, hidden)
+        w.opt.zero_grad()
+        hidden.sum().backward()
+        w.opt.step()
+        return hidden.detach().sum()
 
-    with pytest.raises(CaptureRefused, match="keep shape"):
+    before = w.state()
+    with pytest.raises(CaptureRefused, match=f"data =` {what}") as caught:
         zgcompile.compile(step)(BATCHES[0])
+    assert "x.copy_(y)" in caught.value.advice and "test_data_assignment.py" in str(caught.value)
+    for now, then in zip(w.state(), before, strict=True):
+        assert now is then is None or torch.equal(now, then)
+
+
+def test_data_that_the_backward_pass_needs_is_no_silent_error():
+    """Eager's gradient is that of the old weight, which a write of the values would lose."""
+    w = World()
+
+    def step(seeds):
+        hidden = (X[seeds].requires_grad_() @ w.model.weight.t()).sum()
+        w.model.weight.data = w.model.weight.data * 0
+        w.opt.zero_grad()
+        hidden.backward()
+        return hidden.detach()
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        zgcompile.compile(step)(BATCHES[0])
+    assert w.model.weight.grad is None and w.model.weight.detach().any()
 
 
 def test_text_that_goes_nowhere_is_allowed():

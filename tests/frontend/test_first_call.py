@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.nn import functional as F
 
 import zgcompile
@@ -25,8 +27,7 @@ def test_sizes_and_numbers_read_in_the_step(new_world, compare, batches_of):
             m = max(1, len(neighbour))
             degree = w.indptr[seeds + 1] - w.indptr[seeds]
             total = int(degree.sum().item())
-            padded = torch.zeros(total + k, w.x.size(1))
-            padded[:total] = w.x[neighbour]
+            padded = torch.zeros(total + k, w.x.size(1)).index_put((torch.arange(total),), w.x[neighbour])
             loss = F.cross_entropy(w.model(w.x[seeds]), w.y[seeds], reduction="sum") / n + padded.sum() / m
             w.train(loss)
             sizes = torch.tensor([n, total])
@@ -51,6 +52,40 @@ def test_sizes_and_numbers_read_in_the_step(new_world, compare, batches_of):
 
     compiled = compare(build, batches_of(8, 8, 5, 1, 2, 8))
     assert compiled.stats.replays + compiled.stats.preconditions >= 4
+
+
+def _writes_slices() -> bool:
+    """This torch traces `x[:n] = y` where only the device knows that y has n rows."""
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        n, rows = (mode.shape_env.create_unbacked_symint() for _ in range(2))
+        torch._check(n >= 0)
+        try:
+            torch.zeros(n + 3).narrow(0, 0, n).copy_(torch.ones(rows))
+        except GuardOnDataDependentSymNode:
+            return False
+        return True
+
+
+def test_rows_written_up_to_an_item(new_world, compare, check_refused, batches_of):
+    """Where torch cannot trace it, it is refused with what to write."""
+
+    def build() -> Any:
+        w = new_world()
+
+        def step(seeds):
+            _row, neighbour = w.neighbours(seeds)
+            total = int((w.indptr[seeds + 1] - w.indptr[seeds]).sum().item())
+            padded = torch.zeros(total + 3, w.x.size(1))
+            padded[:total] = w.x[neighbour]  # HERE
+            w.train(w.loss(seeds) + padded.sum())
+            return padded.sum()
+
+        return step, w
+
+    if _writes_slices():
+        assert compare(build, batches_of(8, 8, 5, 1, 2, 8)).stats.replays >= 4
+    else:
+        assert "out[rows] = x" in check_refused(build()[0], *batches_of(8)).advice
 
 
 def test_constants_made_from_python_numbers(new_world, compare, batches_of):

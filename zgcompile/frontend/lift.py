@@ -7,7 +7,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -68,7 +68,7 @@ class LiftMode(TorchFunctionMode):
         if func in (torch.tensor, torch.as_tensor) and any(isinstance(v, SYMBOLIC) for v in tree_leaves(args[:1])):
             return _tensor_of_sizes(*args, **kwargs)
         if func == DATA_SET:
-            return _assign_data(*args)
+            return self.assign_data(*args)
         result = REPLACED.get(func, func)(*args, **kwargs)
         entering = func == GRAD_GET and result is not None and result is self.entering.get(id(args[0]))
         if entering and not _in_zero_grad(sys._getframe(1)):
@@ -76,18 +76,34 @@ class LiftMode(TorchFunctionMode):
         # An op that returns the tensor it was given gives the user's own back: `self.count += 1` binds it again.
         return first if args and isinstance(first, torch.Tensor) and result is args[0] else result
 
+    def assign_data(self, target: torch.Tensor, value: torch.Tensor) -> None:
+        """`target.data = value` as a write of the values, since a replay runs on the memory that the state has.
 
-def _assign_data(target: torch.Tensor, value: torch.Tensor) -> None:
-    """`target.data = value` as a write of the values: a replay runs on the memory that the state has, and autograd
-    sees neither."""
-    if (target.shape, target.dtype, target.device) != (value.shape, value.dtype, value.device):
-        raise CaptureRefused(
-            f"`.data =` gives a tensor of {target.dtype}{list(target.shape)} one of {value.dtype}{list(value.shape)}",
-            where=current_user_line(),
-            advice="keep shape, dtype and device, or make the change outside the step",
-        )
-    with torch.no_grad():
-        target.data.copy_(value.detach())
+        Eager gives the target other memory. The difference shows where the old memory or the value's is used again: in
+        the backward pass of what computed the target, through a view or another tensor, which is refused, or in that of
+        what a leaf went into, where autograd finds the write.
+        """
+        if (target.shape, target.dtype, target.device) != (value.shape, value.dtype, value.device):
+            given, wanted = (f"{t.dtype}{list(t.shape)}" for t in (value, target))
+            _refuse_data(f"gives a tensor of {wanted} one of {given}")
+        outside = any(target is twin for twin in self.twins.values())
+        if target._is_view() and not outside:
+            _refuse_data("gives a view memory of its own")
+        if target.grad_fn is not None:
+            _refuse_data("replaces a value that the backward pass may need")
+        storage = value.untyped_storage()._cdata
+        if any(t is not target and t.untyped_storage()._cdata == storage for t in self.twins.values()):
+            _refuse_data("lets two tensors share their memory")
+        with torch.no_grad():
+            target.copy_(value.detach())
+
+
+def _refuse_data(what: str) -> NoReturn:
+    raise CaptureRefused(
+        f"`.data =` {what}",
+        where=current_user_line(),
+        advice="write the values under torch.no_grad(): x.copy_(y), or make the change outside the step",
+    )
 
 
 def _in_zero_grad(frame: FrameType) -> bool:
