@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from zgcompile.pass_base import finished
+
 aten = torch.ops.aten
 ACCUMULATE = torch.ops.zgcompile.accumulate_mm.default
 PRODUCTS = {aten.mm.default, aten.addmm.default, ACCUMULATE}
@@ -41,10 +43,7 @@ def accumulate_products(fx_graph: GraphModule) -> bool:
         graph.erase_node(node)
         graph.erase_node(product)
         changed = True
-    if changed:
-        graph.lint()
-        fx_graph.recompile()
-    return changed
+    return finished(fx_graph, changed)
 
 
 def _is_product(summand: Any, total: Node) -> bool:

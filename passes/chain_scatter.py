@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 
 from zgcompile.ir.accumulation import accumulates, is_reshape, is_zeros, one_form, without_reshapes
 from zgcompile.ir.aliases import viewed
+from zgcompile.pass_base import finished
 
 aten = torch.ops.aten
 
@@ -45,9 +46,7 @@ def chain_scatter(fx_graph: GraphModule) -> bool:
             break
     if changed:
         graph.eliminate_dead_code()
-        graph.lint()
-        fx_graph.recompile()
-    return changed
+    return finished(fx_graph, changed)
 
 
 def _is_plain_sum(node: Node) -> bool:

@@ -16,6 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from zgcompile.ir.aliases import storage_root, viewed
 from zgcompile.ir.calls import call
+from zgcompile.pass_base import finished
 
 aten = torch.ops.aten
 THRESHOLD, LEAKY = aten.threshold_backward.default, aten.leaky_relu_backward.default
@@ -42,10 +43,7 @@ def keep_comparisons(fx_graph: GraphModule) -> bool:
             for node in nodes:
                 _rewrite(graph, node, kept)
             changed = True
-    if changed:
-        graph.lint()
-        fx_graph.recompile()
-    return changed
+    return finished(fx_graph, changed)
 
 
 def _compared(node: Node) -> Node:

@@ -21,6 +21,7 @@ from torch.fx import GraphModule, Node
 
 from zgcompile.ir.accumulation import PUTS, RESHAPES, accumulates, is_reshape, is_zeros, one_form
 from zgcompile.ir.calls import call
+from zgcompile.pass_base import finished
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
@@ -56,10 +57,7 @@ def mask_before_scatter(fx_graph: GraphModule) -> bool:
         if _pays(chain) and not any(_writes(n) for n in _between(chain.nodes[0], chain.nodes[-1])):
             pending.append(_rewrite(fx_graph, chain))  # more may be scattered into its result
             changed = True
-    if changed:
-        fx_graph.graph.lint()
-        fx_graph.recompile()
-    return changed
+    return finished(fx_graph, changed)
 
 
 def _row_sum(node: Node) -> tuple[Node, int] | None:

@@ -1,7 +1,9 @@
 """Masks that wait for the backward pass wait as bits:
 
-m: bool, read in the forward and again in the backward pass
-->  k = pack_bits(m), behind m;  the late readers take unpack_bits(k)
+    m: bool, read in the forward and again in the backward pass
+    ->  k = pack_bits(m), behind m;  the late readers take unpack_bits(k)
+
+A dropout's mask is then an eighth of a byte an element between the passes.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from torch.fx import GraphModule, Node
 
 from zgcompile.ir.aliases import viewed
 from zgcompile.ir.calls import call
+from zgcompile.pass_base import finished
 
 # Below these a launch costs more than the memory is worth.
 LEAST = 1 << 16  # elements
@@ -39,10 +42,7 @@ def pack_masks(fx_graph: GraphModule) -> bool:
         for reader in late:
             reader.replace_input_with(node, mask)
         changed = True
-    if changed:
-        graph.lint()
-        fx_graph.recompile()
-    return changed
+    return finished(fx_graph, changed)
 
 
 def _is_large_mask(node: Node) -> bool:

@@ -8,6 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from zgcompile.errors import InternalError
 from zgcompile.ir.lowered import LoweredStep
+from zgcompile.ir.sizes import SYMBOLIC
 from zgcompile.ir.source import user_line_from_stack_trace
 
 aten = torch.ops.aten
@@ -23,7 +24,7 @@ def verify_capturable(lowered: LoweredStep, device: torch.device) -> None:
     op that is not keyed, or a tensor on another device than the step's."""
     for node in lowered.fx_graph.graph.nodes:
         for value in tree_leaves(node.meta.get("val")):
-            if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) or (
+            if isinstance(value, SYMBOLIC) or (
                 isinstance(value, torch.Tensor) and any(not isinstance(s, int) for s in value.shape)
             ):
                 raise _broken(node, "has a size that is not static")

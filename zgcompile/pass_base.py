@@ -1,9 +1,12 @@
-"""What a pass is: a named function from a captured step to itself, with a check before and after."""
+"""What a pass is: over a captured step a class with a name, over a lowered FX graph a function of the file's name that
+returns `finished(fx_graph, changed)`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
+
+from torch.fx import GraphModule
 
 from zgcompile.ir.program import StepProgram
 
@@ -16,3 +19,11 @@ class Pass(ABC):
 
     @abstractmethod
     def apply(self, program: StepProgram) -> bool: ...
+
+
+def finished(fx_graph: GraphModule, changed: bool) -> bool:
+    """How a pass over a lowered FX graph ends: checked and recompiled where it changed something, which it returns."""
+    if changed:
+        fx_graph.graph.lint()
+        fx_graph.recompile()
+    return changed

@@ -17,13 +17,12 @@ from zgcompile.errors import InternalError, UnsupportedOp
 from zgcompile.ir.bounded import Bounded, Number, Pad, Size, as_size
 from zgcompile.ir.bounds import Bounds
 from zgcompile.ir.program import StepProgram
-from zgcompile.ir.sizes import evaluate, upper_bound
+from zgcompile.ir.sizes import SYMBOLIC, evaluate, upper_bound
 from zgcompile.ir.source import user_line_from_stack_trace
 from zgcompile.ir.spans import span_of
 from zgcompile.ir.status import Check, Failure
 
 aten = torch.ops.aten
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 BOUNDED = (Bounded, Size, Number)
 Poison = Callable[[torch.dtype], Any]
 Place = tuple[str, int]  # a value of the FX graph: its node, and its position where the node has several

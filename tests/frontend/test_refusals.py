@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import zgcompile
+from tests.frontend.refused import Refused, check_case
 from zgcompile.errors import CaptureRefused, UnsupportedOp, ZgError
 
 COUNT = 0
 SEEN: dict[str, int] = {}
-Case = Callable[[Any], Any]
-CASES: dict[str, tuple[Case, type[ZgError]]] = {}
-
-
-def refused(kind: type[ZgError]) -> Callable[[Case], Case]:
-    def register(case: Case) -> Case:
-        CASES[case.__name__] = case, kind
-        return case
-
-    return register
+refused = Refused()
 
 
 @refused(CaptureRefused)
@@ -223,7 +212,7 @@ def _optimizer(kind):
 
         return step
 
-    CASES[kind.__name__.lower()] = CASES.pop("case")
+    refused[kind.__name__.lower()] = refused.pop("case")
     return case
 
 
@@ -288,21 +277,9 @@ def a_formatted_value(w):
     return step
 
 
-def roots_of(step: Any) -> list[Any]:
-    return [c.cell_contents for c in step.__closure__ or ()]
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", refused)
 def test_refused(name, new_world, check_refused, batches_of):
-    case, kind = CASES[name]
-    world = new_world()
-    step = case(world)
-    random.seed(1)
-    np.random.seed(1)
-    torch.manual_seed(1)
-    error = check_refused(
-        step, *batches_of(8), kind=kind, source=getattr(step, "source", None), roots=[world, *roots_of(step)]
-    )
+    error = check_case(refused, name, new_world, check_refused, batches_of)
     if name in ("sparse_adam", "lbfgs", "radam", "asgd", "rprop"):
         assert name.replace("_", "") in error.what.lower(), "refused by name"
 

@@ -4,27 +4,18 @@ changed."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from zgcompile.errors import CaptureRefused, PythonStateChanged, ZgError
+from tests.frontend.refused import Refused, check_case
+from zgcompile.errors import CaptureRefused, PythonStateChanged
 
 COUNT = 0
 SEEN: dict[str, int] = {}
-Case = Callable[[Any], Any]
-CASES: dict[str, tuple[Case, type[ZgError]]] = {}
-
-
-def refused(kind: type[ZgError]) -> Callable[[Case], Case]:
-    def register(case: Case) -> Case:
-        CASES[case.__name__] = case, kind
-        return case
-
-    return register
+refused = Refused()
 
 
 @refused(PythonStateChanged)
@@ -256,16 +247,6 @@ def a_python_clock(w):
     return step
 
 
-def roots_of(step: Any) -> list[Any]:
-    return [c.cell_contents for c in step.__closure__ or ()]
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", refused)
 def test_refused(name, new_world, check_refused, batches_of):
-    case, kind = CASES[name]
-    world = new_world()
-    step = case(world)
-    random.seed(1)
-    np.random.seed(1)
-    torch.manual_seed(1)
-    check_refused(step, *batches_of(8), kind=kind, source=getattr(step, "source", None), roots=[world, *roots_of(step)])
+    check_case(refused, name, new_world, check_refused, batches_of)

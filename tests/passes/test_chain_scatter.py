@@ -12,6 +12,7 @@ from zgcompile.passes.lower import lower
 
 from tests.passes.rules import harness
 from tests.passes.rules.harness import CPU, POISONS, Case, Fixed, Rows, backward, group_caps, prepare
+from tests.passes.scatters import put, row_add, unsafe_put
 from zgcompile import pipeline
 from zgcompile.ir.envelope import Envelope
 
@@ -19,18 +20,6 @@ aten = torch.ops.aten
 F64, LONG = torch.float64, torch.int64
 ZERO_FILLS = {aten.zeros.default, aten.new_zeros.default, aten.zeros_like.default}
 FIRST, SECOND, THIRD = (torch.randint(0, 5, (n,), generator=torch.Generator().manual_seed(n)) for n in (7, 4, 9))
-
-
-def put(target, index, values):
-    return target.index_put((index,), values, accumulate=True)
-
-
-def unsafe_put(target, index, values):
-    return aten._unsafe_index_put(target, [index], values, True)
-
-
-def row_add(target, index, values):
-    return target.index_add(0, index, values)
 
 
 def row_add_twice(target, index, values):

@@ -16,6 +16,7 @@ from zgcompile.passes.mask_before_scatter import MOST_ROWS, mask_before_scatter
 
 from tests.passes.rules import harness
 from tests.passes.rules.harness import Case, Fixed, Rows, backward
+from tests.passes.scatters import put, row_add, unsafe_put
 from zgcompile import pipeline
 from zgcompile.backend.exact import run_exact
 from zgcompile.backend.inductor import compile_with_inductor
@@ -36,18 +37,6 @@ RANDOM = torch.Generator().manual_seed(0)
 FIRST, SECOND = (torch.randint(0, N, (k,), generator=RANDOM) for k in (7, 4))
 MASK, OTHER = (torch.rand(N, F, generator=RANDOM) < 0.5 for _ in range(2))
 ROW = torch.tensor([[True], [True], [False], [True], [False], [True]])
-
-
-def put(target, index, values):
-    return target.index_put((index,), values, accumulate=True)
-
-
-def unsafe_put(target, index, values):
-    return aten._unsafe_index_put(target, [index], values, True)
-
-
-def row_add(target, index, values):
-    return target.index_add(0, index, values)
 
 
 def zeros(v, rows=N):

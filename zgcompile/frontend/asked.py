@@ -13,9 +13,9 @@ from types import CodeType, FrameType, ModuleType, TracebackType
 import torch
 
 from zgcompile.errors import SourceLine
+from zgcompile.ir.sizes import SYMBOLIC
 from zgcompile.ir.source import is_user_file, source_line
 
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 HOST_LIBRARIES = ("math", "numpy", "random")
 SHOWN = 60  # characters of an expression in a message
 

@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from zgcompile.errors import CaptureRefused
 from zgcompile.frontend.symbolic_functions import REPLACED
+from zgcompile.ir.sizes import SYMBOLIC
 from zgcompile.ir.source import current_user_line, is_user_file
 
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 GRAD_GET, DATA_SET = vars(torch._C.TensorBase)["grad"].__get__, vars(torch._C.TensorBase)["data"].__set__
 
 

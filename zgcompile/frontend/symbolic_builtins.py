@@ -15,9 +15,8 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from zgcompile.errors import CaptureRefused
+from zgcompile.ir.sizes import SYMBOLIC
 from zgcompile.ir.source import SourceLine, current_user_line, is_user_file
-
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class _StandIn(type):

@@ -23,6 +23,7 @@ from zgcompile.frontend.python_state import HyperSite
 from zgcompile.frontend.shape_env import EnvelopeShapeEnv
 from zgcompile.ir.draws import KeyedDraws
 from zgcompile.ir.program import LiftedInput
+from zgcompile.ir.sizes import SYMBOLIC
 from zgcompile.ir.source import is_user_file, user_line_from_stack_trace
 
 
@@ -143,7 +144,7 @@ def trace(request: TraceRequest) -> Traced:
             for i, leaf in enumerate(leaves):
                 if isinstance(leaf, torch.Tensor):
                     leaf = lift.swap(leaf).detach()
-                elif not isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                elif not isinstance(leaf, SYMBOLIC):
                     result["constants"][i] = leaf
                     leaf = None
                 outputs.append(leaf)

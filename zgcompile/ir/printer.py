@@ -25,12 +25,11 @@ from torch.utils._pytree import tree_leaves
 from zgcompile.ir.bounded import as_size
 from zgcompile.ir.program import StepProgram
 from zgcompile.ir.size_text import SizeNames
-from zgcompile.ir.sizes import upper_bound
+from zgcompile.ir.sizes import SYMBOLIC, upper_bound
 from zgcompile.ir.source import user_line_from_stack_trace
 from zgcompile.ir.spans import INT64_HIGH, INT64_LOW, UNKNOWN, Span
 
 aten = torch.ops.aten
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 DTYPES = {
     torch.float64: "f64",
     torch.float32: "f32",

@@ -11,6 +11,8 @@ from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves
 from torch.utils._sympy import functions as sf
 
+from zgcompile.ir.sizes import SYMBOLIC
+
 RELATIONS: dict[type, str] = {
     sympy.Eq: "==",
     sympy.Ne: "!=",
@@ -68,7 +70,7 @@ class SizeNames:
         for leaf in tree_leaves(value):
             sizes = leaf.shape if isinstance(leaf, torch.Tensor) else [leaf]
             for size in sizes:
-                if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                if isinstance(size, SYMBOLIC):
                     self.shape_env = size.node.shape_env
 
     def _replaced(self, expr: sympy.Basic) -> sympy.Basic:

@@ -14,6 +14,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from zgcompile.errors import InternalError
 
 Value = int | float | bool | torch.Tensor
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)  # what a trace has in place of numbers that it does not know
 
 
 def upper_bound(expr: int | sympy.Expr, caps: Mapping[sympy.Symbol, int]) -> int:

@@ -5,28 +5,12 @@ from __future__ import annotations
 import torch
 
 from tests.passes.rules.harness import Case, Fixed, Rows, backward, check_case, swept
+from tests.passes.rules.writes import N4, WIDE, sliced
 
 LONG, INT, BOOL = torch.int64, torch.int32, torch.bool
 X, T = Rows("m", (4,)), Fixed((7, 4))
 TO_ROWS, TO_TABLE = Rows("n", (), LONG, 0, "m"), Rows("n", (), LONG, 0, 7)
 ANY_SIGN = Rows("n", (), LONG, -7, 7)
-
-
-def always(failure):
-    return lambda counts: failure if counts["n"] else None
-
-
-N4 = Rows("n", (4,))
-WIDE = {"batches": ({"n": 9, "m": 6}, {"n": 8, "m": 2}, {"n": 2, "m": 5})}
-
-
-def sliced(place):
-    def run(t, v):
-        t = t.clone()
-        t[place] = v
-        return t
-
-    return run
 
 
 CASES = [
