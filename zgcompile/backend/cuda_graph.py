@@ -93,6 +93,7 @@ class CudaGraphReplay(Replay):
             torch.cuda.synchronize(self.device)
             with torch.no_grad():
                 self.graph, (self.tensors, self.pack) = capture(lambda: self._body(inputs), self.device)
+            self._pool_bytes = sum(segment["total_size"] for segment in pool_segments(self.graph))
         finally:
             torch.cuda.synchronize(self.device)
             with torch.no_grad():
@@ -152,8 +153,8 @@ class CudaGraphReplay(Replay):
             raise InternalError(f"the replayed step: {error}") from error
 
     def pool_bytes(self) -> int:
-        """Bytes of the CUDA Graph's own memory."""
-        return sum(segment["total_size"] for segment in pool_segments(self.graph))
+        """Bytes of the CUDA Graph's own memory, noted at the capture: to ask the allocator is slow."""
+        return self._pool_bytes
 
     def memory(self) -> int:
         return super().memory() + self.pool_bytes()

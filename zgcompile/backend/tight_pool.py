@@ -31,14 +31,14 @@ def capture(body: Callable[[], T], device: torch.device) -> tuple[torch.cuda.CUD
     enough, short = most, 0
     while enough - short > GRAIN:
         size = (short + enough) // 2 // GRAIN * GRAIN
-        del result
+        del graph, result  # their pool, before the next one is taken
         graph, result = _captured(body, device, size)
         if _large_bytes(graph) <= size:
             enough = size
         else:
             short = size
     if _large_bytes(graph) > enough:
-        del result
+        del graph, result
         graph, result = _captured(body, device, enough)
     return graph, result
 
