@@ -31,6 +31,17 @@ def fill(segments, byte):
     torch.cuda.synchronize()
 
 
+def eager_losses(eager, seeds):
+    """The losses of an untouched step under injected draws; the generator is then as it was before."""
+    losses = []
+    torch.manual_seed(5)
+    for batch in seeds:
+        with injected_draws(device="cuda"):
+            losses.append(float(eager(batch)))
+    torch.manual_seed(5)
+    return losses
+
+
 def batches(lengths):
     generator = torch.Generator().manual_seed(0)
     return [torch.randperm(SHAPE.nodes, generator=generator)[:n].cuda() for n in lengths]
@@ -82,12 +93,7 @@ def test_training_does_not_depend_on_what_the_pool_holds(input_graph, byte):
         make_step(twin, torch.optim.Adam(twin.parameters(), lr=1e-2), input_graph, FANOUTS), warmup=2
     )
     seeds = batches([64, 64, 64, 40, 17, 1, 64, 2, 64, 64])
-    expected, losses = [], []
-    torch.manual_seed(5)
-    for batch in seeds:
-        with injected_draws(device="cuda"):
-            expected.append(float(eager(batch)))
-    torch.manual_seed(5)
+    expected, losses = eager_losses(eager, seeds), []
     for batch in seeds:
         if step.stats.captures:
             fill(pool_segments(step.specialisations[0].replay.graph), byte)
@@ -124,12 +130,7 @@ def test_calls_from_several_streams_run_in_order(input_graph):
         make_step(twin, torch.optim.SGD(twin.parameters(), lr=1e-2), input_graph, FANOUTS), warmup=2
     )
     seeds = batches([64] * 24)
-    expected, losses = [], []
-    torch.manual_seed(5)
-    for batch in seeds:
-        with injected_draws(device="cuda"):
-            expected.append(float(eager(batch)))
-    torch.manual_seed(5)
+    expected, losses = eager_losses(eager, seeds), []
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     torch.cuda.synchronize()
     for i, batch in enumerate(seeds):

@@ -389,3 +389,21 @@ def test_a_cuda_graph_that_cannot_be_captured_is_a_warning(pair, monkeypatch):
     monkeypatch.undo()
     assert isinstance(replay, specialisation.ReferenceReplay)
     pair.call()
+
+
+def test_a_failed_capture_on_moved_state_leaves_a_usable_step(pair, same_state, monkeypatch):
+    pair.both(move_parameters)
+    before, batch, replays = pair.mine.save(), pair.mine.batch(2), pair.compiled.stats.replays
+    with monkeypatch.context() as patch:
+        patch.setattr(specialisation.ReferenceReplay, "rebind", _no_memory)
+        with pytest.raises(RuntimeError, match="no memory"):
+            pair.compiled(batch)
+    same_state(pair.mine.save(), before, 0.0)
+    assert pair.compiled.specialisations[0].replay is None
+    pair.call()
+    assert pair.compiled.stats.replays == replays + 1
+
+
+def move_parameters(trainer):
+    for parameter in trainer.model.parameters():
+        parameter.data = parameter.data.clone()

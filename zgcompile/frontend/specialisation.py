@@ -214,9 +214,12 @@ class Specialisation:
         self.written = [lifted[i] for i in lowered.written_lifted()]
 
     def rebind(self, lifted: list[torch.Tensor], launch: Launch) -> None:
-        """State that lies elsewhere now (`load_state_dict`, `p.data = ...`): capture again, at the same capacities."""
+        """State that lies elsewhere now (`load_state_dict`, `p.data = ...`): capture again, at the same capacities.
+        Where that fails the replay is gone, and the next call fits a new one."""
         assert self.replay is not None
-        self.replay.rebind(lifted, launch)
+        replay, self.replay = self.replay, None
+        replay.rebind(lifted, launch)
+        self.replay = replay
         self.counters.captures += 1
         self.written = [lifted[i] for i in self.replay.lowered.written_lifted()]
 
