@@ -40,7 +40,7 @@ def infer_bounds(program: StepProgram, observed: Observed, envelope: Envelope, t
     never writes."""
     sizes = used_as_size(program)
     caps: dict[sympy.Symbol, int] = {}
-    names: dict[sympy.Symbol, str] = {}
+    names = size_names(program)
     ids: dict[str, int] = {}
     bounds = SizeBounds(program.shape_env, caps)
     placeholders = program.placeholders
@@ -49,16 +49,16 @@ def infer_bounds(program: StepProgram, observed: Observed, envelope: Envelope, t
     floors: dict[sympy.Symbol, int] = {}
     while True:
         program.round_trips = []
-        for known in (caps, names, ids):
-            known.clear()
+        caps.clear()
+        ids.clear()
         for node in program.fx_graph.graph.nodes:
             if node.op == "call_function":
                 for symbol in node.meta.get("unbacked_bindings") or {}:
-                    where = user_line_from_stack_trace(node.meta.get("stack_trace") or "")
-                    names[symbol] = _unused_name(_argument_of(program, node) or f"{where or node.name}", names)
                     _record_round_trip(program, node, symbol)
                     if symbol in sizes:
-                        caps[symbol] = max(_capacity(node, symbol, bounds, observed, envelope), floors.get(symbol, 0))
+                        caps[symbol] = max(
+                            _capacity(node, symbol, names[symbol], bounds, observed, envelope), floors.get(symbol, 0)
+                        )
                 transfer(node, bounds)
                 if node.target is aten._unique2.default:
                     bound = _id_bound(node, program, observed)
@@ -82,6 +82,17 @@ def _raised(program: StepProgram, caps: Mapping[sympy.Symbol, int]) -> dict[symp
     return larger
 
 
+def size_names(program: StepProgram) -> dict[sympy.Symbol, str]:
+    """What each size symbol is called: the user's line, numbered where it makes several (a sampler called for each
+    hop); "argument ..." for the length of one."""
+    names: dict[sympy.Symbol, str] = {}
+    for node in program.fx_graph.graph.nodes:
+        for symbol in (node.meta.get("unbacked_bindings") or {}) if node.op == "call_function" else ():
+            where = user_line_from_stack_trace(node.meta.get("stack_trace") or "")
+            names[symbol] = _unused_name(_argument_of(program, node) or f"{where or node.name}", names)
+    return names
+
+
 def _argument_of(program: StepProgram, node: Node) -> str | None:
     """What a length of an argument is called: it is born at no line of the step."""
     if node.target is not torch.ops.zgcompile.dynamic_rows.default:
@@ -91,7 +102,6 @@ def _argument_of(program: StepProgram, node: Node) -> str | None:
 
 
 def _unused_name(name: str, names: Mapping[sympy.Symbol, str]) -> str:
-    """The user's line; a line that makes several sizes (a sampler called per hop) numbers them."""
     taken = sum(other == name or other.startswith(f"{name} #") for other in names.values())
     return f"{name} #{taken + 1}" if taken else name
 
@@ -109,8 +119,10 @@ def used_as_size(program: StepProgram) -> set[sympy.Symbol]:
     return found
 
 
-def _capacity(node: Node, symbol: sympy.Symbol, bounds: SizeBounds, observed: Observed, envelope: Envelope) -> int:
-    override = envelope.override(user_line_from_stack_trace(node.meta.get("stack_trace") or ""))
+def _capacity(
+    node: Node, symbol: sympy.Symbol, name: str, bounds: SizeBounds, observed: Observed, envelope: Envelope
+) -> int:
+    override = envelope.override(name)
     if override is not None:
         return override
     seen = observed.counts.get(symbol, 0)

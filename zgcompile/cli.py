@@ -42,7 +42,10 @@ def run(
         str, typer.Option(help="The function of the script that is one training step; Class.method for a method.")
     ] = "train_step",
     warmup: Annotated[int, typer.Option(help="Calls that train at exact sizes before the capture.")] = 3,
-    headroom: Annotated[float, typer.Option(help="Capacity: the largest count seen times this.")] = 1.1,
+    headroom: Annotated[
+        float | None,
+        typer.Option(help="Capacity: the largest count seen times this.", show_default="what costs least"),
+    ] = None,
     with_traceback: Annotated[
         bool, typer.Option("--traceback", help="Show the traceback of zgcompile's own errors.")
     ] = False,

@@ -16,7 +16,7 @@ from zgcompile.passes.accumulate_products import accumulate_products
 from zgcompile.passes.canonicalise import Canonicalise
 from zgcompile.passes.chain_scatter import chain_scatter
 from zgcompile.passes.clean_pads import clean_pads
-from zgcompile.passes.infer_bounds import infer_bounds, used_as_size
+from zgcompile.passes.infer_bounds import infer_bounds, size_names, used_as_size
 from zgcompile.passes.keep_comparisons import keep_comparisons
 from zgcompile.passes.lower import lower
 from zgcompile.passes.mask_before_scatter import mask_before_scatter
@@ -34,6 +34,11 @@ def canonical(program: StepProgram) -> StepProgram:
 def size_symbols(program: StepProgram) -> set[sympy.Symbol]:
     """Symbols that need a capacity."""
     return used_as_size(program)
+
+
+def names_of_sizes(program: StepProgram) -> dict[sympy.Symbol, str]:
+    """What `Envelope(caps=)` and reports call each size symbol."""
+    return size_names(program)
 
 
 def lowered_step(

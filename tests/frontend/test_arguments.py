@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import zgcompile
-from zgcompile.errors import BadInput, StepError, ZgError
+from zgcompile.errors import BadInput, CaptureRefused, StepError, ZgError
 
 GOOD = torch.tensor([3, 17, 5, 22, 9, 30, 11, 4])
 BAD = {
@@ -35,6 +35,26 @@ def build(w: Any) -> Any:
         return loss
 
     return step
+
+
+def test_a_decision_by_the_length_of_an_argument_names_it():
+    def step(x, edge_index):
+        if edge_index.shape[0] != 2:
+            raise ValueError
+        return x[edge_index[0]].sum()
+
+    with pytest.raises(CaptureRefused, match=r"by the length of argument 'edge_index', \[2, 5\]") as caught:
+        zgcompile.compile(step)(torch.randn(8, 3), torch.randint(8, (2, 5)))
+    assert caught.value.where.text == "if edge_index.shape[0] != 2:"
+    assert "x.t()" in caught.value.advice
+
+
+def test_a_layer_of_pyg_is_no_file_of_the_user():
+    nn = pytest.importorskip("torch_geometric.nn")
+    layer = nn.SAGEConv(3, 3)
+    with pytest.raises(CaptureRefused) as caught:
+        zgcompile.compile(lambda x, edge_index: layer(x, edge_index))(torch.randn(8, 3), torch.randint(8, (2, 5)))
+    assert caught.value.where.file.endswith("test_arguments.py")
 
 
 @pytest.fixture(scope="module")

@@ -247,6 +247,18 @@ def a_python_clock(w):
     return step
 
 
+@refused(CaptureRefused)
+def a_returned_time(w):
+    import time
+
+    def step(seeds):  # HERE
+        start = time.perf_counter()
+        w.train(w.loss(seeds))
+        return time.perf_counter() - start
+
+    return step
+
+
 @pytest.mark.parametrize("name", refused)
 def test_refused(name, new_world, check_refused, batches_of):
     check_case(refused, name, new_world, check_refused, batches_of)

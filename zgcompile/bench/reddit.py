@@ -37,7 +37,7 @@ class Settings:
     dims: tuple[int, ...]  # features, hidden ..., classes
     fanouts: tuple[int, ...]  # the seeds' hop first
     device: str = "cpu"
-    headroom: float = 1.1
+    headroom: float | None = None
     blocks: int = 15
     calls: int = 20
     oracle_batches: int = 2000
@@ -136,7 +136,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--fanout", default="25,10", help="neighbours a hop, the seeds' hop first; one layer a hop")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--headroom", type=float, default=1.1, help="capacities are the largest counts seen x this")
+    parser.add_argument(
+        "--headroom", type=float, help="capacities are the largest counts seen x this; default: what costs least"
+    )
     parser.add_argument("--blocks", type=int, default=15)
     parser.add_argument("--calls", type=int, default=20, help="steps a block")
     parser.add_argument("--oracle-batches", type=int, default=2000)

@@ -16,27 +16,29 @@ from zgcompile.backend.replay import Launch
 from zgcompile.errors import BadInput
 from zgcompile.frontend.arguments import Arguments
 from zgcompile.frontend.batch_pool import BatchPool
+from zgcompile.frontend.checked_indices import direct_limits
 from zgcompile.frontend.host_random import HostRandom
 from zgcompile.frontend.prefix import SamplingPrefix
 from zgcompile.ir.bounds import Observed
 from zgcompile.ir.envelope import DEFAULT_HEADROOM, Envelope, EnvelopeFit, FittedEnvelope
 from zgcompile.ir.program import StepProgram
-from zgcompile.ir.source import user_line_from_stack_trace
 from zgcompile.ir.tail import ROWS_PER_TILE, JointFit, fit_joint
 from zgcompile.keyed_numbers import step_key
-from zgcompile.pipeline import size_symbols
+from zgcompile.pipeline import names_of_sizes, size_symbols
 
 DRY_SEED = 0x5EED  # fixed, so that the same step gets the same capacities
 FEWEST = 64  # batches
 ASKED = (2048, 4.0)  # batches and seconds of this thread where a probability was asked for
-DEFAULT = (256, 0.4)  # where it was not
+DEFAULT = (256, 1.0)  # where it was not
 PROBABILITIES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
 # A re-run at exact sizes, in replays: eager took 8 to 10 times the replay on a large GPU; the failed replay is lost
 # too.
 RERUN = 10
 WAITING = 4  # seconds of the clock count as one of the thread: others on the machine are not to decide how much is seen
-FAR = 8.0  # standard deviations; with a share of the mean, as a size may hardly vary
-FAR_SHARE = 0.02
+FAR = 4.0  # standard errors by which calls may need more than random batches; with a share, as a size may hardly vary
+FAR_SHARE = 0.002
+FAR_BELOW = 8.0  # standard deviations by which they may need less, which costs pads and no more
+FAR_SHARE_BELOW = 0.02
 
 Counts = Mapping[sympy.Symbol, int]
 
@@ -77,12 +79,13 @@ class Calibrator:
         ]
 
     @cached_property
+    def names(self) -> dict[sympy.Symbol, str]:
+        return names_of_sizes(self.program)
+
+    @cached_property
     def prefix(self) -> SamplingPrefix:
         """Of every size that is neither the length of a batch nor set by the user."""
-        mine = set[sympy.Symbol]()
-        for node in self.program.fx_graph.graph.nodes:
-            if self.envelope.override(user_line_from_stack_trace(node.meta.get("stack_trace") or "")) is None:
-                mine |= set(node.meta.get("unbacked_bindings") or {})
+        mine = {symbol for symbol, name in self.names.items() if self.envelope.override(name) is None}
         return SamplingPrefix(self.program, (mine & size_symbols(self.program)) - set(self.lengths))
 
     def dry(self, run: DryRun, observed: Observed, full: Sequence[Counts]) -> tuple[Envelope, EnvelopeFit | None]:
@@ -94,12 +97,12 @@ class Calibrator:
         """
         if self.envelope.headroom is not None:
             return self.envelope, None
+        if not self.prefix.symbols and self.envelope.caps:
+            return self.by_headroom("Envelope(caps=) sets every capacity")
         if not self.prefix.symbols:
             return self.envelope, EnvelopeFit("fixed", self.envelope.probability, 0.0, 0.0)
         try:
-            sample = self._sample(run)
-            if self.envelope.batches is None:
-                self._check_alike(sample, full)
+            sample = self._sample(run) if self.envelope.batches is not None else self._random(run, full)
         except CannotCalibrate as error:
             return self.by_headroom(error.reason)
         source = "random batches" if self.envelope.batches is None else "given batches"
@@ -127,6 +130,31 @@ class Calibrator:
         return FittedEnvelope(caps=self.envelope.caps, rows=rows), record
 
     # -- dry runs
+
+    @cached_property
+    def tables(self) -> dict[int, int]:
+        """Rows of the smallest table that each argument indexes as it is, by argument."""
+        limits, rows = direct_limits(self.program.fx_graph.graph), dict[int, int]()
+        first = 1 + self.program.lengths
+        placeholders = list(self.program.fx_graph.graph.find_nodes(op="placeholder"))
+        for i, placeholder in enumerate(placeholders[first : first + len(self.program.arguments)]):
+            found = [limits[node] for node in (placeholder, *placeholder.users) if node in limits]
+            if found:
+                rows[i] = min(found)
+        return rows
+
+    def _random(self, run: DryRun, full: Sequence[Counts]) -> np.ndarray:
+        """Counts of random batches, over whole tables where that goes well."""
+        wide = replace(run, pool=run.pool.over_tables(self.tables))
+        try:
+            sample = self._sample(wide)
+            self._check_alike(sample, full)
+        except CannotCalibrate:
+            if wide.pool == run.pool:
+                raise
+            sample = self._sample(run)
+            self._check_alike(sample, full)
+        return sample
 
     def _sample(self, run: DryRun) -> np.ndarray:
         """Counts [batches, sizes]. Batches double while time allows, so that their number hardly depends on the
@@ -208,15 +236,20 @@ class Calibrator:
                 )
 
     def _check_alike(self, sample: np.ndarray, calls: Sequence[Counts]) -> None:
+        """What calls have needed could be what random batches need; by the mean, as a few calls show no more."""
         centre, spread = sample.mean(axis=0), sample.std(axis=0)
-        far = FAR * spread + FAR_SHARE * centre + 1
-        for counts in calls:
-            for i, symbol in enumerate(self.prefix.symbols):
-                if symbol in counts and abs(counts[symbol] - centre[i]) > far[i]:
-                    raise CannotCalibrate(
-                        f"a call has needed {counts[symbol]} rows, random batches {centre[i]:.0f} +- {spread[i]:.0f}, "
-                        "so ids drawn uniformly are not like the batches; pass Envelope(batches=)"
-                    )
+        for i, symbol in enumerate(self.prefix.symbols):
+            needed = [counts[symbol] for counts in calls if symbol in counts]
+            if not needed:
+                continue
+            mean = sum(needed) / len(needed)
+            above = FAR * spread[i] / len(needed) ** 0.5 + FAR_SHARE * centre[i] + 1
+            below = FAR_BELOW * spread[i] + FAR_SHARE_BELOW * centre[i] + 1
+            if not centre[i] - below <= mean <= centre[i] + above:
+                raise CannotCalibrate(
+                    f"calls have needed {mean:.0f} rows, random batches {centre[i]:.0f} +- {spread[i]:.0f}, "
+                    "so ids drawn uniformly are not like the batches; pass Envelope(batches=)"
+                )
 
 
 def cheapest(sample: np.ndarray) -> tuple[float, JointFit]:

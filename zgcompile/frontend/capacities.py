@@ -35,6 +35,14 @@ class Capacities:
         self.pool = BatchPool()
         self.exact: tuple[Counts, ...] = ()
         self.drift = Drift(None)
+        names = self.calibrator.names.values() if envelope.caps else ()
+        for key in envelope.unused(names):
+            warnings.warn(
+                f"{code_line(fn)}: Envelope(caps={{{key!r}: ...}}) names no size of this step, whose sizes are: "
+                f"{'; '.join(names) or 'none'}",
+                EnvelopeWarning,
+                stacklevel=2,
+            )
 
     # -- what calls show
 

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zgcompile.errors import CaptureRefused, PythonStateChanged, SourceLine
-from zgcompile.frontend.arguments import Arguments, argument_name
+from zgcompile.frontend.arguments import Arguments, TensorArgument, argument_name
 from zgcompile.frontend.discovery import Discovery, discover
 from zgcompile.frontend.functionalise import functionalise, node_line
 from zgcompile.frontend.locate import line_of_change
@@ -29,7 +30,7 @@ from zgcompile.frontend.refusal import refusals
 from zgcompile.frontend.shape_env import EnvelopeShapeEnv
 from zgcompile.frontend.state_tensors import host_state_to, put_back
 from zgcompile.frontend.symbolic_builtins import OVERRIDES, marked_formatting
-from zgcompile.frontend.trace import TraceRequest, compare_traces, trace
+from zgcompile.frontend.trace import TraceRequest, compare_returned, compare_traces, trace
 from zgcompile.frontend.training_flags import TrainingFlag, is_training_flag, training_flags
 from zgcompile.ir.program import ArgumentInput, StepProgram
 from zgcompile.ir.source import code_line
@@ -72,6 +73,9 @@ def capture(
     session = _Session(fn, arguments, list(modules or []), list(optimizers or []), device)
     try:
         return _captured(fn, arguments, groups, session, device, as_found)
+    except CaptureRefused as error:
+        put_back(session.moved)
+        raise session.decided_by_length(error) from error.__cause__
     except BaseException:
         put_back(session.moved)
         raise
@@ -107,7 +111,9 @@ def _captured(
             return trace(request)
 
     first = traced(FIRST_ROWS)
-    compare_traces(first.fx_graph, traced(SECOND_ROWS).fx_graph)
+    second = traced(SECOND_ROWS)
+    compare_traces(first.fx_graph, second.fx_graph)
+    compare_returned(first.constants, second.constants, code_line(fn))
     inputs = [
         ArgumentInput(argument_name(fn, t.position), t.position, groups[i], t.dtype, t.device, t.trailing or ())
         for i, t in enumerate(arguments.tensors)
@@ -149,6 +155,7 @@ class _Session:
         self.roots: list[Any] = [*modules, *optimizers, *_objects(arguments)]
         self.snapshots = [PythonSnapshot.take(fn, self.roots)]
         self.flags: list[TrainingFlag] = []
+        self.lengths: dict[sympy.Symbol, TensorArgument] = {}
         self.copies = PrivateCopies(OVERRIDES)
         self.run: PrivateCopy = private_copy(fn, OVERRIDES, self.copies)
         reached = self.snapshots[0].reached
@@ -182,6 +189,7 @@ class _Session:
                         buffer = torch.ops.zgcompile.dynamic_rows_like(buffer, first[group])
                     else:
                         buffer = first[group] = torch.ops.zgcompile.dynamic_rows(buffer, length)
+                        self.lengths[buffer.shape[0].node.expr] = tensor
                 rows[tensor.position] = buffer
             args, kwargs = self.arguments.rebuild(rows)
             with self.modes():
@@ -209,6 +217,23 @@ class _Session:
                     raise  # as many as before: the step itself makes them (an optimizer), anew each time
                 last = new
                 # What was first met on the way ran without its private copies: once more, with them.
+
+    def decided_by_length(self, error: CaptureRefused) -> CaptureRefused:
+        """A refusal that says which argument it is about, where a decision was made by the length of one: often it is
+        one whose first dimension never changes, such as an `edge_index` [2, E]."""
+        condition = getattr(error.__cause__, "cond", None)
+        met = [t for s, t in self.lengths.items() if s in getattr(condition, "free_symbols", ())]
+        if not met:
+            return error
+        argument = met[0]
+        name, shape = argument_name(self.fn, argument.position), tuple(self.arguments.leaves[argument.position].shape)
+        return CaptureRefused(
+            f"a decision by the length of argument {name}, {list(shape)}: dimension 0 of an argument is the one that "
+            "may change from call to call",
+            where=error.where,
+            advice="pass it with the dimension that changes first, x.t() for an edge_index [2, E], and transpose it in "
+            "the step; or keep what never changes outside, where the step can name it",
+        )
 
     @contextlib.contextmanager
     def undone(self, again: Callable[[], None] | None = None) -> Iterator[None]:

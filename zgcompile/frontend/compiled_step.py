@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -162,16 +164,34 @@ class CompiledStep:
         """A compiled method: bound anew for each instance, its captures kept with the instance."""
         if instance is None:
             return self
-        bound = CompiledStep(
-            self.fn.__get__(instance, owner),
-            warmup=self.warmup,
-            envelope=self.envelope,
-            modules=self.modules,
-            optimizers=self.optimizers,
-            lowering=self.lowering,
-        )
+        bound = _compiled_anew(self.fn.__get__(instance, owner), self._options())
         instance.__dict__[self.fn.__name__] = bound
         return bound
+
+    def _options(self) -> dict[str, Any]:
+        names = ("warmup", "envelope", "modules", "optimizers", "lowering")
+        return {name: getattr(self, name) for name in names}
+
+    # Copies and pickles are of the function with its options, as those of a function are by name: what is captured
+    # refers to the memory of this process and of these tensors.
+
+    def __copy__(self) -> CompiledStep:
+        return _compiled_anew(self.fn, self._options())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledStep:
+        return _compiled_anew(copy.deepcopy(self.fn, memo), copy.deepcopy(self._options(), memo))
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        instance, name = getattr(self.fn, "__self__", None), self.fn.__name__
+        if isinstance(getattr(type(instance), name, None), CompiledStep):
+            return getattr, (instance, name)
+        if getattr(sys.modules.get(self.fn.__module__), name, None) is self:
+            return name  # decorated: its name is that of the compiled step
+        return _compiled_anew, (self.fn, self._options())
+
+
+def _compiled_anew(fn: Callable[..., Any], options: dict[str, Any]) -> CompiledStep:
+    return CompiledStep(fn, **options)
 
 
 @overload

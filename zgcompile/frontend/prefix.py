@@ -10,6 +10,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import key_get
 
+from zgcompile.frontend.checked_indices import insert_checks
 from zgcompile.ir.program import StepProgram
 
 
@@ -17,6 +18,7 @@ class SamplingPrefix:
     """The nodes of a `StepProgram` that the size symbols `symbols` depend on.
 
     The FX graph is functional and its draws are keyed by an input, so that a run changes neither state nor a generator.
+    Its indices are checked: a batch that nobody promised to be valid raises IndexError and harms no GPU.
     """
 
     def __init__(self, program: StepProgram, symbols: Collection[sympy.Symbol]) -> None:
@@ -36,6 +38,7 @@ class SamplingPrefix:
         for node in nodes:
             if node in needed:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
+        insert_checks(graph)
         graph.output(tuple(copies[node] for node, _ in self.binders))
         self.module = GraphModule(program.fx_graph, graph, "SamplingPrefix")
         self.inputs = [i for i, p in enumerate(program.placeholders) if p in needed]
@@ -44,7 +47,7 @@ class SamplingPrefix:
 
     def counts(self, inputs: Sequence[Any]) -> list[int]:
         """The count of each of `symbols`, in order; `inputs` are those of the whole program. Raises what an op
-        raises."""
+        raises, IndexError for an index out of range."""
         with torch.no_grad():
             values = self.module(*[inputs[i] for i in self.inputs])
         return [int(key_get(v, path) if path else v) for v, (_, path) in zip(values, self.binders, strict=True)]

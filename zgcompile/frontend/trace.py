@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten
 
-from zgcompile.errors import CaptureRefused, InternalError
+from zgcompile.errors import CaptureRefused, InternalError, SourceLine
 from zgcompile.frontend.arguments import Arguments
 from zgcompile.frontend.discovery import CreatedState, Discovery
 from zgcompile.frontend.lift import LiftMode, fake_twin, lifted_autograd_functions
@@ -313,6 +313,24 @@ def compare_traces(first: GraphModule, second: GraphModule) -> None:
                 )
     if len(a) != len(b):
         raise CaptureRefused(f"two traces of the step differ in length: {len(a)} and {len(b)} ops", advice=advice)
+
+
+def compare_returned(first: Mapping[int, Any], second: Mapping[int, Any], where: SourceLine | None) -> None:
+    """Refuse plain Python values among what the step returns that differ between two traces, such as a clock's.
+
+    Raises:
+        CaptureRefused: with the two values.
+    """
+    plain = (bool, int, float, complex, str, bytes)
+    for i, value in first.items():
+        other = second.get(i)
+        if isinstance(value, plain) and isinstance(other, plain) and repr(value) != repr(other):
+            raise CaptureRefused(
+                f"the step returns a Python value that changes from trace to trace, {value!r} and {other!r}, and "
+                "replays would return the first for ever",
+                where=where,
+                advice="take it outside the step: a time, around the call",
+            )
 
 
 def _equal_constants(u: torch.Tensor, v: torch.Tensor) -> bool:

@@ -18,7 +18,7 @@ from zgcompile.frontend.specialisation import Specialisation
 from zgcompile.frontend.stats import Counters
 from zgcompile.frontend.three_ways import ThreeWays
 from zgcompile.ir.draws import DrawStream
-from zgcompile.ir.envelope import Envelope
+from zgcompile.ir.envelope import DEFAULT_HEADROOM, Envelope
 from zgcompile.ir.source import code_line
 from zgcompile.keyed_numbers import step_key
 
@@ -86,7 +86,7 @@ def _subject(step: CompiledStep | Callable[..., Any], fn: Callable[..., Any], ar
         options = (step.modules, step.optimizers)
         envelope, lowering = step.envelope, step.lowering
     else:
-        options, envelope, lowering = (None, None), Envelope(), "inductor"
+        options, envelope, lowering = (None, None), Envelope(headroom=DEFAULT_HEADROOM), "inductor"
     groups = length_groups(arguments.lengths(), [])
 
     def captured(as_found: bool) -> Specialisation:

@@ -9,30 +9,34 @@ from typing import Any
 
 import sympy
 
-from zgcompile.errors import BadInput, SourceLine
+from zgcompile.errors import BadInput
 from zgcompile.ir.tail import CONFIDENCE, ROWS_PER_TILE
 
-DEFAULT_HEADROOM = 1.1
+DEFAULT_HEADROOM = 1.1  # where no probability can be stated
 
 
 class EnvelopeWarning(UserWarning):
-    """A probability was asked for and could not be had; capacities go by headroom."""
+    """What an envelope asks for cannot be had: a probability, or a capacity of a size that the step does not have."""
 
 
 @dataclass(frozen=True)
 class Envelope:
     """How capacities are chosen.
 
-    `headroom`: the largest count seen times it, rounded up to 64; the default, with 1.1. `max_overflow_probability`
-    instead: a batch outgrows any of them with at most this probability, at 99 % confidence, judged by running the
-    sampling alone on random batches (`EnvelopeFit` says how well that went); "auto" takes the probability that costs
-    least, re-runs against pad rows. Never above what is provable.
+    `max_overflow_probability`: a batch outgrows any of them with at most this probability, at 99 % confidence, judged
+    by running the sampling alone on random batches (`EnvelopeFit` says how well that went). "auto", the default, takes
+    the probability that costs least, re-runs against pad rows. `headroom` instead: the largest count seen times it,
+    rounded up to 64. With 1.1 it is also what happens where no probability can be stated; a warning says so where one
+    was asked for. Never above what is provable.
 
     `caps` overrides single sizes by the user's line: `Envelope(caps={"train.py:31": 4096})`; the key is the end of
-    "file:line". `batches` gives the batches to judge by, `batches=lambda: loader`: a callable without arguments whose
-    result yields the step's arguments (a tensor, or a tuple of them). Host and CUDA generators are put back afterwards.
-    Without it, ids are drawn uniformly between the least and largest seen, so each of them has to be a valid one: on a
-    GPU an invalid index ends the process. That is why random batches are drawn only where a probability is asked for.
+    "file:line", or "file:line #2" for the second size that the line makes (`stats.envelope` has the names; a key that
+    is none of them draws a warning).
+
+    `batches` gives the batches to judge by, `batches=lambda: loader`: a callable without arguments whose result yields
+    the step's arguments (a tensor, or a tuple of them). Host and CUDA generators are put back afterwards. Without it,
+    ids are drawn uniformly: over the table that they index where those seen look like that, else between the least and
+    largest seen. An id that is no valid one ends the dry runs, not the process: each index is checked first.
 
     Raises:
         BadInput: a headroom and a probability together, a headroom below 1, a probability outside (0, 1), a capacity
@@ -40,7 +44,7 @@ class Envelope:
     """
 
     headroom: float | None = None
-    max_overflow_probability: float | str | None = None  # None in an envelope that goes by cost ("auto")
+    max_overflow_probability: float | str | None = None  # None, without a headroom: the one that costs least
     caps: Mapping[str, int] = field(default_factory=dict)
     batches: Callable[[], Iterable[Any]] | None = None
 
@@ -51,8 +55,6 @@ class Envelope:
                 f"Envelope(headroom={self.headroom}, max_overflow_probability={p}) gives two ways to choose capacities",
                 advice="keep one of them",
             )
-        if p is None and self.headroom is None and self.batches is None:
-            object.__setattr__(self, "headroom", DEFAULT_HEADROOM)
         if isinstance(p, str):
             if p != "auto":
                 raise BadInput(f"Envelope(max_overflow_probability={p!r})", advice='write a probability or "auto"')
@@ -94,11 +96,19 @@ class Envelope:
         del symbol
         return self.fitted(seen, provable)
 
-    def override(self, where: SourceLine | None) -> int | None:
-        """The user's capacity for sizes born at that line, if any."""
-        if where is None:
-            return None
-        return next((cap for line, cap in self.caps.items() if str(where).endswith(line)), None)
+    def override(self, name: str) -> int | None:
+        """The user's capacity for the size of that name, if any; one for the size alone before one for its line."""
+        line, _, number = name.partition(" #")
+        for called in (f"{line} #{number or 1}", line):
+            for key, cap in self.caps.items():
+                if called.endswith(key):
+                    return cap
+        return None
+
+    def unused(self, names: Iterable[str]) -> list[str]:
+        """Keys of `caps` that are none of these sizes."""
+        called = [c for name in names for c in (f"{name} #1", name, name.partition(" #")[0])]
+        return [key for key in self.caps if not any(c.endswith(key) for c in called)]
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ def is_user_file(filename: str) -> bool:
     path = str(place)
     if path.startswith(_workload_folders()):
         return True
+    if place.name.startswith("torch_geometric."):
+        return False  # PyG writes a module for each kind of layer into the temporary folder
     installed = {"site-packages", "dist-packages"} & set(place.parts)
     return not installed and not path.startswith(_library_folders())
 

@@ -26,7 +26,7 @@ class MeasuredStep:
     """
 
     def __init__(
-        self, fn: Callable[..., Any], warmup: int, headroom: float, made: Callable[[MeasuredStep], None]
+        self, fn: Callable[..., Any], warmup: int, headroom: float | None, made: Callable[[MeasuredStep], None]
     ) -> None:
         self.options = (warmup, headroom, made)
         envelope = Envelope(headroom=headroom)

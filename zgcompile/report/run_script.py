@@ -13,7 +13,7 @@ from zgcompile.report.script import as_main, execute, instrumented
 
 
 def run_script(
-    path: Path, args: Sequence[str] = (), *, step: str = "train_step", warmup: int = 3, headroom: float = 1.1
+    path: Path, args: Sequence[str] = (), *, step: str = "train_step", warmup: int = 3, headroom: float | None = None
 ) -> RunReport:
     """Run the script as `__main__` with its function `step` under zgcompile. `path` must be absolute.
 

@@ -1,0 +1,75 @@
+"""Capacities over the life of a step: kept while calls bear them out, then fitted anew."""
+
+from __future__ import annotations
+
+import torch
+
+import zgcompile
+from tests.frontend.envelopes import BATCH, draws, halves_step, held, pairs_step
+from zgcompile.frontend.drift import Drift
+from zgcompile.ir.envelope import EnvelopeFit
+
+
+def test_drift_is_more_than_the_bound_explains():
+    fit = EnvelopeFit("random batches", 1e-2, 5e-3, 9e-3)
+    drift = Drift(fit)
+    assert [drift.overflowed({}) for _ in range(3)] == [False, False, True]
+    drift = Drift(fit)
+    answers = []
+    for call in range(10_000):
+        drift.replayed([])
+        if call % 150 == 0:  # below the bound
+            answers.append(drift.overflowed({}))
+    assert not any(answers)
+    drift = Drift(None)  # by headroom: the same rule at one in a hundred
+    for _ in range(3):
+        for _ in range(3_000):
+            drift.replayed([])
+        assert not drift.overflowed({})
+    assert [drift.overflowed({}) for _ in range(30)].count(True) > 0
+
+
+def test_a_fit_that_does_not_last_waits_longer():
+    first = Drift(None)
+    while not first.overflowed({}):
+        pass
+    second = Drift(None, first)
+    assert sum(not second.overflowed({}) for _ in range(6)) == 5
+    second.total = 5_000
+    assert Drift(None, second).needed == 3
+
+
+def test_sizes_that_cannot_be_held_do_not_capture_for_ever():
+    first = pairs_step.__code__.co_firstlineno
+    step = halves_step(zgcompile.Envelope(caps={f"envelopes.py:{first + 4}": 70}), warmup=1)
+    for seeds in draws(0, 10_000, 50):
+        step(seeds)
+    assert step.stats.overflows == 49
+    assert step.stats.captures <= 5
+
+
+def test_new_batches_are_fitted_from_what_calls_need():
+    step = halves_step(zgcompile.Envelope(max_overflow_probability=1e-2))
+    for seeds in draws(0, 10_000, 80):
+        step(seeds)
+    before = step.stats
+    assert before.envelope_fit.source == "random batches"
+    for seeds in draws(5_000, 10_000, 40):
+        step(seeds)
+    after = step.stats
+    assert after.envelope_fit.source == "calls"
+    assert after.envelope_fit.batches >= 64
+    assert after.captures == 2
+    assert 3 <= after.overflows - before.overflows <= 6
+    assert held(step) >= [12 * BATCH]
+
+
+def test_longer_batches_are_drawn_anew():
+    step = halves_step(zgcompile.Envelope(max_overflow_probability=1e-2))
+    generator = torch.Generator().manual_seed(0)
+    for rows in [64] * 4 + [128] * 10:
+        step(torch.randperm(10_000, generator=generator)[:rows])
+    stats = step.stats
+    assert stats.envelope_fit.source == "random batches"
+    assert (stats.overflows, stats.captures) == (3, 2)
+    assert 1024 < held(step)[0] < 1200  # 8 a seed, +- 45
