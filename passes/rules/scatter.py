@@ -61,10 +61,12 @@ def scatter(
     return node.target(data, dim, safe, values, *mode, **options).narrow(dim, 0, data.shape[dim] - 1)  # type: ignore[operator]
 
 
-def _dumped(context: Context, node: Node, target: Any, dim: int, index: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _dumped(
+    context: Context, node: Node, target: Any, dim: int, index: Any, wraps: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The target with a row behind it, and indices whose pads point there."""
     data = context.raw(target)
-    safe = context.index(node, index, node.args[2], context.sizes_of(target)[dim])
+    safe = context.index(node, index, node.args[2], context.sizes_of(target)[dim], wraps)
     mask = context.all_valid(index)
     safe = safe if mask is None else torch.where(mask, safe, data.shape[dim])
     dump = data.new_zeros([1 if d == dim % data.dim() else s for d, s in enumerate(data.shape)])
@@ -81,7 +83,8 @@ def index_copy(
 
 @rule("index_fill.int_Scalar", "index_fill.int_Tensor")
 def index_fill(context: Context, node: Node, target: Any, dim: int, index: Any, value: Any) -> torch.Tensor:
-    data, safe = _dumped(context, node, target, dim, index)
+    """Unlike the other ops of this file, it counts negative indices from the end."""
+    data, safe = _dumped(context, node, target, dim, index, wraps=True)
     hit = torch.zeros(data.shape[dim], dtype=torch.bool, device=data.device).index_fill(0, safe, True)
     fill = context.scalar(context.raw(value) if isinstance(value, Bounded) else value)
     rows = data.shape[dim] - 1

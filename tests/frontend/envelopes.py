@@ -50,9 +50,9 @@ def two_halves():
     return torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)]), torch.ones(10_000)
 
 
-def draws(low, high, number, seed=3):
+def draws(low, high, number, seed=3, rows=BATCH):
     generator = torch.Generator().manual_seed(seed)
-    return [(torch.randperm(high - low, generator=generator) + low)[:BATCH] for _ in range(number)]
+    return [(torch.randperm(high - low, generator=generator) + low)[:rows] for _ in range(number)]
 
 
 def halves_step(envelope=AUTO, **options):

@@ -40,8 +40,8 @@ CASES = [
     (aten.index_add.default, (X, 0, i(3, 0), Y), (X, 0, i(-1, 0), Y)),
     (aten.index_copy.default, (X, 0, i(3, 0), Y), (X, 0, i(4, 0), Y)),
     (aten.index_reduce.default, (X, 0, i(3, 0), Y, "amax"), (X, 0, i(4, 0), Y, "amax")),
-    (aten.index_fill.int_Scalar, (X, 0, i(3), 1.0), (X, 0, i(4), 1.0)),
-    (aten.index_fill.int_Tensor, (X, 0, i(3), W), (X, 0, i(4), W)),
+    (aten.index_fill.int_Scalar, (X, 0, i(-4, 3), 1.0), (X, 0, i(4), 1.0)),
+    (aten.index_fill.int_Tensor, (X, 0, i(-4, 3), W), (X, 0, i(-5), W)),
     (aten.scatter.src, (X, 0, i(3, 0, 1).view(1, 3), Y), (X, 0, i(4, 0, 1).view(1, 3), Y)),
     (aten.scatter.value, (X, 0, i(3).view(1, 1), 1.0), (X, 0, i(-1).view(1, 1), 1.0)),
     (aten.scatter.reduce, (X, 0, i(3).view(1, 1), Y), (X, 0, i(4).view(1, 1), Y), {"reduce": "add"}),
@@ -57,6 +57,7 @@ CASES = [
     (aten.repeat_interleave.Tensor, (i(2, 0, 3),), (i(2, -1, 3),)),
     (aten.repeat_interleave.Tensor, (i(2, 0, 3),), (i(2, 0, 3),), {"output_size": 5}, {"output_size": 4}),
     (aten.masked_scatter.default, (X, MASK.view(4, 1), Y), (X, ~MASK.view(4, 1), Y[:1])),
+    (aten.masked_scatter.default, (X[0], MASK.view(4, 1), Y), (X[0], MASK.view(4, 1), Y[:1])),
 ]
 
 
@@ -73,6 +74,13 @@ def test_refused_where_the_op_fails_and_nowhere_else(case):
             op(*bad, **bad_options)
     with pytest.raises(IndexError, match="out of range in aten"):
         refuse_out_of_range(op, *bad, **bad_options)
+
+
+def test_repeats_whose_sum_wraps_around_are_refused():
+    """ATen takes their sum for the number of rows, and writes as many as there are."""
+    for repeats in (i(2**63 - 1, 2**63 - 1, 9), i(2**40)):
+        with pytest.raises(IndexError):
+            refuse_out_of_range(aten.repeat_interleave.Tensor, repeats)
 
 
 def test_every_indexing_op_of_the_rule_table_is_checked():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -77,3 +78,53 @@ def test_an_object_with_a_compiled_method_trains_on_its_own(again):
     for _ in range(4):
         trainer.step(SEEDS)
     torch.testing.assert_close(other.weight, trainer.weight)
+
+
+def test_a_shallow_copy_trains_what_it_holds():
+    trainer = Trainer()
+    replayed(trainer.step)
+    kept = trainer.weight.detach().clone()
+    other = copy.copy(trainer)
+    other._parameters = dict(other._parameters)
+    other.weight = nn.Parameter(torch.full((3,), 9.0))
+    other.opt = torch.optim.SGD([other.weight], lr=0.1)
+    replayed(other.step)
+    assert torch.equal(trainer.weight, kept)
+    assert not torch.equal(other.weight, torch.full((3,), 9.0))
+    replays = trainer.step.stats.replays
+    trainer.step(SEEDS)
+    assert trainer.step.stats.replays == replays + 1
+
+
+class Louder(Trainer):
+    calls = 0
+
+    def step(self, seeds):
+        type(self).calls += 1
+        return super().step(seeds) * 10
+
+
+def test_an_overriding_method_is_called_each_time():
+    louder, plain = Louder(), Trainer()
+    for _ in range(5):
+        assert float(louder.step(SEEDS)) == pytest.approx(10 * float(plain.step(SEEDS)))
+    assert Louder.calls == 5
+
+
+class Callable:
+    def __call__(self, seeds):
+        return (TABLE[seeds] * 3).sum()
+
+
+@pytest.mark.parametrize("fn", [functools.partial(triple), Callable()])
+def test_whatever_can_be_called(fn):
+    step = zgcompile.compile(fn, warmup=1)
+    expected = replayed(step)
+    assert torch.equal(replayed(pickled(step)), expected)
+    assert torch.equal(replayed(copy.deepcopy(step)), expected)
+
+
+def test_a_copy_of_a_decorated_function():
+    other = pickled(copy.copy(double))
+    assert other is not double
+    assert other.fn is double.fn

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 import zgcompile
 from tests.frontend.envelopes import BATCH, draws, halves_step, held, pairs_step
 from zgcompile.frontend.drift import Drift
-from zgcompile.ir.envelope import EnvelopeFit
+from zgcompile.ir.envelope import EnvelopeFit, EnvelopeWarning
 
 
 def test_drift_is_more_than_the_bound_explains():
@@ -39,13 +41,18 @@ def test_a_fit_that_does_not_last_waits_longer():
     assert Drift(None, second).needed == 3
 
 
-def test_sizes_that_cannot_be_held_do_not_capture_for_ever():
+def test_a_capacity_of_the_user_that_is_too_small_is_said_once_and_kept():
     first = pairs_step.__code__.co_firstlineno
     step = halves_step(zgcompile.Envelope(caps={f"envelopes.py:{first + 4}": 70}), warmup=1)
-    for seeds in draws(0, 10_000, 50):
-        step(seeds)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for seeds in draws(0, 10_000, 50):
+            step(seeds)
+    said = [str(w.message) for w in caught if w.category is EnvelopeWarning]
+    assert len(said) == 1
+    assert f"envelopes.py:{first + 4} has 70 rows by Envelope(caps=), and a call needed 4" in said[0]
     assert step.stats.overflows == 49
-    assert step.stats.captures <= 5
+    assert step.stats.captures == 1
 
 
 def test_new_batches_are_fitted_from_what_calls_need():

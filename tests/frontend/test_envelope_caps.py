@@ -24,6 +24,7 @@ def graphs():
     ({"max_overflow_probability": float("nan")}, "between 0 and 1"),
     ({"batches": [1]}, "not a callable"),
     ({"caps": {"a.py:3": 0}}, "positive whole number"),
+    ({"caps": {3: 70}}, "is no line"),
 ])  # fmt: skip
 def test_bad_envelopes(options, what):
     with pytest.raises(BadInput, match=what) as caught:

@@ -176,3 +176,149 @@ def test_given_batches_must_be_batches(given, what):
     step(first)
     with pytest.raises(BadInput, match=what):
         step(second)
+
+
+# -- sizes that batches do not decide
+
+
+def test_sizes_that_the_state_decides_go_by_headroom():
+    visited, table = torch.zeros(20_000, dtype=torch.bool), two_halves()
+    visited[:5_000] = True
+
+    def step(seeds):
+        visited[seeds + 10_000] = True
+        return visited.nonzero().sum() + pairs_step(seeds, table)
+
+    step = zgcompile.compile(step)
+    for seeds in draws(0, 10_000, 6):
+        step(seeds)
+    fit = step.stats.envelope_fit
+    assert fit.source == "random batches"
+    assert "sizes that depend on what the step changes go by headroom" in str(fit)
+    assert sorted(held(step))[-1] == 5760  # 5,192 x 1.1, up to 64
+    assert step.stats.overflows == 0
+
+
+def test_where_the_state_decides_all_sizes_no_probability_is_stated():
+    visited = torch.zeros(10_000, dtype=torch.bool)
+
+    def step(seeds):
+        visited[seeds] = True
+        return visited.nonzero().sum()
+
+    step = zgcompile.compile(step)
+    for seeds in draws(0, 10_000, 4):
+        step(seeds)
+    assert step.stats.envelope_fit.source == "headroom"
+    assert "no size depends on the batch" in step.stats.envelope_fit.reason
+
+
+def test_an_argument_that_no_size_needs_may_be_anything():
+    table = two_halves()
+    step = zgcompile.compile(lambda time, flags, seeds: pairs_step(seeds, table) * time.float().mean() + flags.sum())
+    for i, seeds in enumerate(draws(0, 10_000, 4)):
+        step(torch.arange(64) + 64 * i, torch.ones(64, 5, dtype=torch.int64), seeds)
+    assert step.stats.envelope_fit.source == "random batches"
+
+
+# -- batches that no call is like
+
+
+def hubs():
+    """Degree 5, but 40,000 at 20 of 10,000 nodes."""
+    degree = torch.full((10_000,), 5)
+    degree[::500] = 40_000
+    return torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)]), torch.ones(10_000)
+
+
+def without_hubs(number):
+    return [s[s % 500 != 0][:BATCH] for s in draws(0, 10_000, number, rows=100)]
+
+
+def test_capacities_are_near_what_calls_have_needed():
+    table = hubs()
+    step = zgcompile.compile(lambda seeds: pairs_step(seeds, table))
+    for seeds in without_hubs(4):
+        step(seeds)
+    assert held(step) == [384]  # 320 x 1.1, up to 64
+    assert "where calls have needed 320" in step.stats.envelope_fit.reason
+
+
+def test_the_batch_at_hand_is_counted_where_no_call_was():
+    """The first call is the user's own function, as the optimizer has no state yet; nothing else is before the fit."""
+    indptr, weight = two_halves()
+    scale = torch.nn.Parameter(torch.ones(()))
+    opt = torch.optim.Adam([scale])
+
+    def step(seeds):
+        loss = pairs_step(seeds, (indptr, weight)) * scale
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        return loss.detach()
+
+    step = zgcompile.compile(step, warmup=1)
+    for seeds in draws(5_000, 10_000, 2):
+        seeds[0] = 0
+        step(seeds)
+    assert "calls have needed 76" in step.stats.envelope_fit.reason
+
+
+def test_degrees_that_sum_to_more_than_there_is_end_the_dry_runs():
+    """No call meets the nodes whose degree is not known yet."""
+    degree = torch.randint(3, 9, (10_000,), generator=torch.Generator().manual_seed(0))
+    degree[::50] = 2**63 - 1
+    weight = torch.ones(10_000)
+    step = zgcompile.compile(lambda seeds: weight[torch.repeat_interleave(seeds, degree[seeds])].sum())
+    for seeds in draws(0, 10_000, 4, rows=100):
+        step(seeds[seeds % 50 != 0][:BATCH])
+    assert "index out of range in aten.repeat_interleave" in step.stats.envelope_fit.reason
+    assert step.stats.replays == 1
+
+
+def test_hashes_are_no_ids():
+    generator = torch.Generator().manual_seed(0)
+    step = zgcompile.compile(lambda keys: torch.unique(keys).sum())
+    for _ in range(5):
+        step(torch.randint(-(2**63), 2**63 - 1, (64,), generator=generator))
+    assert "holds numbers that are no ids" in step.stats.envelope_fit.reason
+    assert step.stats.replays == 2
+
+
+def test_slow_dry_runs_are_not_tried_twice(monkeypatch):
+    monkeypatch.setattr(calibration, "DEFAULT", (256, 0.0))
+    samples = []
+    sample_of = Calibrator._sample
+    monkeypatch.setattr(Calibrator, "_sample", lambda self, run: samples.append(0) or sample_of(self, run))
+    step = halves_step(None)
+    for seeds in draws(0, 10_000, 4):
+        step(seeds)
+    assert len(samples) == 1
+    assert "1 dry runs of the sampling took" in step.stats.envelope_fit.reason
+
+
+# -- given loaders
+
+
+def test_the_generator_of_a_given_loader_is_put_back():
+    generator = torch.Generator().manual_seed(0)
+    loader = torch.utils.data.DataLoader(torch.arange(10_000), BATCH, shuffle=True, generator=generator)
+    expected = [batch for _ in range(2) for batch, _ in zip(loader, range(5), strict=False)]
+    generator.manual_seed(0)
+    step = halves_step(zgcompile.Envelope(batches=lambda: loader))
+    met = []
+    for _ in range(2):
+        for seeds, _ in zip(loader, range(5), strict=False):
+            met.append(seeds)
+            step(seeds)
+    assert step.stats.envelope_fit.source == "given batches"
+    assert all(torch.equal(a, b) for a, b in zip(expected, met, strict=True))
+
+
+def test_a_given_loader_in_use_is_refused():
+    loader = torch.utils.data.DataLoader(torch.arange(10_000), BATCH, num_workers=1, persistent_workers=True)
+    step = halves_step(zgcompile.Envelope(batches=lambda: loader), warmup=1)
+    first, second = draws(0, 10_000, 2)
+    step(first)
+    with pytest.raises(BadInput, match="persistent workers"):
+        step(second)

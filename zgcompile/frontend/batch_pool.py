@@ -82,6 +82,8 @@ class BatchPool:
             return None
         if ids.ascending is not None and ids.ascending >= SORTED_BY_CHANCE:
             return "is sorted in every batch"
+        if ids.high - ids.low >= 2**63 - 1:
+            return "holds numbers that are no ids"
         if ids.distinct and ids.high - ids.low + 1 < rows:
             return f"has fewer than {rows} ids"
         return None

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import sympy
 import torch
+from torch.fx import Node
 
 from zgcompile.backend.replay import Launch
-from zgcompile.errors import BadInput
-from zgcompile.frontend.arguments import Arguments
 from zgcompile.frontend.batch_pool import BatchPool
 from zgcompile.frontend.checked_indices import direct_limits
+from zgcompile.frontend.given_batches import given_batches
 from zgcompile.frontend.host_random import HostRandom
-from zgcompile.frontend.prefix import SamplingPrefix
+from zgcompile.frontend.prefix import SamplingPrefix, value_inputs
 from zgcompile.ir.bounds import Observed
 from zgcompile.ir.envelope import DEFAULT_HEADROOM, Envelope, EnvelopeFit, FittedEnvelope
 from zgcompile.ir.program import StepProgram
@@ -29,7 +29,7 @@ from zgcompile.pipeline import names_of_sizes, size_symbols
 DRY_SEED = 0x5EED  # fixed, so that the same step gets the same capacities
 FEWEST = 64  # batches
 ASKED = (2048, 4.0)  # batches and seconds of this thread where a probability was asked for
-DEFAULT = (256, 1.0)  # where it was not
+DEFAULT = (256, 2.0)  # where it was not
 PROBABILITIES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
 # A re-run at exact sizes, in replays: eager took 8 to 10 times the replay on a large GPU; the failed replay is lost
 # too.
@@ -39,6 +39,7 @@ FAR = 4.0  # standard errors by which calls may need more than random batches; w
 FAR_SHARE = 0.002
 FAR_BELOW = 8.0  # standard deviations by which they may need less, which costs pads and no more
 FAR_SHARE_BELOW = 0.02
+LARGEST_RATIO = 2  # of a capacity that nobody asked for to what calls have needed
 
 Counts = Mapping[sympy.Symbol, int]
 
@@ -49,6 +50,10 @@ class CannotCalibrate(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class TooSlow(CannotCalibrate):
+    """Other batches would take as long."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +88,31 @@ class Calibrator:
         return names_of_sizes(self.program)
 
     @cached_property
-    def prefix(self) -> SamplingPrefix:
-        """Of every size that is neither the length of a batch nor set by the user."""
+    def open_sizes(self) -> set[sympy.Symbol]:
+        """Every size that is neither the length of a batch nor set by the user."""
         mine = {symbol for symbol, name in self.names.items() if self.envelope.override(name) is None}
-        return SamplingPrefix(self.program, (mine & size_symbols(self.program)) - set(self.lengths))
+        return (mine & size_symbols(self.program)) - set(self.lengths)
+
+    @cached_property
+    def prefix(self) -> SamplingPrefix:
+        """Of the open sizes that batches and draws decide. Those that depend on state that the step writes, or on
+        nothing that changes from dry run to dry run, would be sized by how things are now."""
+        placeholders = self.program.placeholders
+        lifted = placeholders[self.program.first_lifted() :]
+        written = {lifted[w.lifted] for w in self.program.state_writes}
+        written |= {node for node, entry in zip(lifted, self.program.lifted, strict=True) if entry.kind == "grad"}
+        varying = {placeholders[0], *self._arguments}
+        inputs = value_inputs(self.program.fx_graph.graph)
+        decided = set()
+        for node, reads in inputs.items():
+            if reads & varying and not reads & written:
+                decided |= set(node.meta.get("unbacked_bindings") or {})
+        return SamplingPrefix(self.program, self.open_sizes & decided)
+
+    @property
+    def _arguments(self) -> Sequence[Node]:
+        first = 1 + self.program.lengths
+        return self.program.placeholders[first : first + len(self.program.arguments)]
 
     def dry(self, run: DryRun, observed: Observed, full: Sequence[Counts]) -> tuple[Envelope, EnvelopeFit | None]:
         """The envelope from dry runs, or by headroom with the reason. `full`: counts of calls with full batches, which
@@ -97,16 +123,21 @@ class Calibrator:
         """
         if self.envelope.headroom is not None:
             return self.envelope, None
-        if not self.prefix.symbols and self.envelope.caps:
-            return self.by_headroom("Envelope(caps=) sets every capacity")
-        if not self.prefix.symbols:
+        if not self.open_sizes:
+            if self.envelope.caps:
+                return self.by_headroom("Envelope(caps=) sets every capacity")
             return self.envelope, EnvelopeFit("fixed", self.envelope.probability, 0.0, 0.0)
         try:
-            sample = self._sample(run) if self.envelope.batches is not None else self._random(run, full)
+            if not self.prefix.symbols:
+                raise CannotCalibrate("no size depends on the batch and on nothing that the step changes")
+            if self.envelope.batches is not None:
+                return self._fitted(self._sample(run), "given batches", observed.counts)
+            fitted, record = self._fitted(self._random(run, full), "random batches", observed.counts)
+            if self.envelope.probability is None:
+                self._check_near(fitted.rows, full)
+            return fitted, record
         except CannotCalibrate as error:
             return self.by_headroom(error.reason)
-        source = "random batches" if self.envelope.batches is None else "given batches"
-        return self._fitted(sample, source, observed.counts)
 
     def from_calls(self, calls: Sequence[Counts]) -> tuple[Envelope, EnvelopeFit | None]:
         """The envelope from what calls have needed, overflows among them."""
@@ -122,12 +153,16 @@ class Calibrator:
         envelope = replace(self.envelope, headroom=DEFAULT_HEADROOM, max_overflow_probability=None)
         return envelope, EnvelopeFit("headroom", self.envelope.probability, reason=reason)
 
-    def _fitted(self, sample: np.ndarray, source: str, floor: Counts) -> tuple[Envelope, EnvelopeFit]:
+    def _fitted(self, sample: np.ndarray, source: str, floor: Counts) -> tuple[FittedEnvelope, EnvelopeFit]:
         p = self.envelope.probability
         p, fit = (p, fit_joint(sample, p)) if p is not None else cheapest(sample)
         rows = {s: max(n, floor.get(s, 0)) for s, n in zip(self.prefix.symbols, fit.rows, strict=True)}
-        record = EnvelopeFit(source, p, fit.estimated, fit.bound, batches=len(sample), extrapolated=fit.extrapolated)
+        rest = "sizes that depend on what the step changes go by headroom" if self._rest() else ""
+        record = EnvelopeFit(source, p, fit.estimated, fit.bound, fit.any_law, len(sample), fit.extrapolated, rest)
         return FittedEnvelope(caps=self.envelope.caps, rows=rows), record
+
+    def _rest(self) -> set[sympy.Symbol]:
+        return self.open_sizes - set(self.prefix.symbols)
 
     # -- dry runs
 
@@ -135,9 +170,7 @@ class Calibrator:
     def tables(self) -> dict[int, int]:
         """Rows of the smallest table that each argument indexes as it is, by argument."""
         limits, rows = direct_limits(self.program.fx_graph.graph), dict[int, int]()
-        first = 1 + self.program.lengths
-        placeholders = list(self.program.fx_graph.graph.find_nodes(op="placeholder"))
-        for i, placeholder in enumerate(placeholders[first : first + len(self.program.arguments)]):
+        for i, placeholder in enumerate(self._arguments):
             found = [limits[node] for node in (placeholder, *placeholder.users) if node in limits]
             if found:
                 rows[i] = min(found)
@@ -149,8 +182,8 @@ class Calibrator:
         try:
             sample = self._sample(wide)
             self._check_alike(sample, full)
-        except CannotCalibrate:
-            if wide.pool == run.pool:
+        except CannotCalibrate as error:
+            if isinstance(error, TooSlow) or wide.pool == run.pool:
                 raise
             sample = self._sample(run)
             self._check_alike(sample, full)
@@ -160,18 +193,21 @@ class Calibrator:
         """Counts [batches, sizes]. Batches double while time allows, so that their number hardly depends on the
         time."""
         most, seconds = DEFAULT if self.envelope.probability is None else ASKED
-        given = self.envelope.batches is not None
-        host = HostRandom.take() if given else None
+        make = self.envelope.batches
+        host = HostRandom.take() if make is not None else None
+        batches = self._drawn(run) if make is None else given_batches(make, self.program.arguments, run.device)
         start, start_wall = time.thread_time(), time.perf_counter()
         counts: list[list[int]] = []
         try:
-            for arguments in self._given(run) if given else self._drawn(run):
-                counts.append(self._count(run, arguments, len(counts)))
-                n, spent = len(counts), max(time.thread_time() - start, (time.perf_counter() - start_wall) / WAITING)
-                if n < FEWEST and spent > seconds:
-                    raise CannotCalibrate(f"{n} dry runs of the sampling took {spent:.1f} s")
-                if n == most or (n >= FEWEST and n & (n - 1) == 0 and 2 * spent > seconds):
-                    break
+            with contextlib.closing(batches):
+                for arguments in batches:
+                    counts.append(self._count(run, arguments, len(counts)))
+                    waited = (time.perf_counter() - start_wall) / WAITING
+                    n, spent = len(counts), max(time.thread_time() - start, waited)
+                    if n < FEWEST and spent > seconds:
+                        raise TooSlow(f"{n} dry runs of the sampling took {spent:.1f} s")
+                    if n == most or (n >= FEWEST and n & (n - 1) == 0 and 2 * spent > seconds):
+                        break
         finally:
             if host is not None:
                 host.restore()
@@ -190,7 +226,7 @@ class Calibrator:
             first = str(error).strip().split("\n")[0]
             raise CannotCalibrate(f"the sampling fails on a dry run: {first}") from error
 
-    def _drawn(self, run: DryRun) -> Iterator[list[torch.Tensor]]:
+    def _drawn(self, run: DryRun) -> Generator[list[torch.Tensor], None, None]:
         current = [t.detach() for t in run.launch.arguments]
         wanted: list[tuple[int, int]] = []
         for i, entry in enumerate(self.program.arguments):
@@ -212,36 +248,13 @@ class Calibrator:
             yield arguments
             number += 1
 
-    def _given(self, run: DryRun) -> Iterator[list[torch.Tensor]]:
-        assert self.envelope.batches is not None
-        while True:
-            none = True
-            for batch in self.envelope.batches():
-                none = False
-                leaves = Arguments.of(batch if isinstance(batch, (tuple, list)) else (batch,), {}).leaves
-                arguments = []
-                for entry in self.program.arguments:
-                    tensor = leaves[entry.position] if entry.position < len(leaves) else None
-                    if not isinstance(tensor, torch.Tensor) or not _suits(tensor, entry):
-                        raise BadInput(
-                            f"Envelope(batches=...) gave {_described(tensor)} for argument {entry.name}",
-                            advice="yield what the step is called with: a tensor, or a tuple of its arguments",
-                        )
-                    arguments.append(tensor.detach().to(run.device if entry.device.type != "cpu" else entry.device))
-                yield arguments
-            if none:
-                raise BadInput(
-                    "Envelope(batches=...) gave no batch",
-                    advice="return an iterable anew at each call: batches=lambda: loader",
-                )
-
     def _check_alike(self, sample: np.ndarray, calls: Sequence[Counts]) -> None:
         """What calls have needed could be what random batches need; by the mean, as a few calls show no more."""
         centre, spread = sample.mean(axis=0), sample.std(axis=0)
         for i, symbol in enumerate(self.prefix.symbols):
             needed = [counts[symbol] for counts in calls if symbol in counts]
             if not needed:
-                continue
+                raise CannotCalibrate("no call with as many rows has been counted, to compare random batches with")
             mean = sum(needed) / len(needed)
             above = FAR * spread[i] / len(needed) ** 0.5 + FAR_SHARE * centre[i] + 1
             below = FAR_BELOW * spread[i] + FAR_SHARE_BELOW * centre[i] + 1
@@ -251,25 +264,16 @@ class Calibrator:
                     "so ids drawn uniformly are not like the batches; pass Envelope(batches=)"
                 )
 
+    def _check_near(self, rows: Counts, calls: Sequence[Counts]) -> None:
+        """A few ids with very many neighbours, which calls may never have, give random batches any spread."""
+        for symbol, cap in rows.items():
+            most = max(counts[symbol] for counts in calls)
+            if cap > LARGEST_RATIO * most + 2 * ROWS_PER_TILE:
+                raise CannotCalibrate(f"random batches may need {cap} rows where calls have needed {most}")
+
 
 def cheapest(sample: np.ndarray) -> tuple[float, JointFit]:
     """The probability whose capacities cost least, in replays a step: re-runs x their bound, and the share of pads."""
     needed = max(float(sample.mean(axis=0).sum()), 1.0)
     fits = [(p, fit_joint(sample, p, least=ROWS_PER_TILE)) for p in PROBABILITIES]
     return min(fits, key=lambda entry: RERUN * max(entry[0], entry[1].bound) + sum(entry[1].rows) / needed)
-
-
-def _suits(tensor: torch.Tensor, entry: Any) -> bool:
-    if tensor.dtype != entry.dtype:
-        return False
-    if entry.length is None:
-        return tensor.dim() == 0
-    return tensor.dim() > 0 and tensor.shape[0] > 0 and tuple(tensor.shape[1:]) == entry.trailing
-
-
-def _described(value: Any) -> str:
-    return (
-        f"a {value.dtype} tensor of shape {tuple(value.shape)}"
-        if isinstance(value, torch.Tensor)
-        else f"{type(value).__name__}"
-    )

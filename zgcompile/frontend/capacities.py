@@ -35,6 +35,7 @@ class Capacities:
         self.pool = BatchPool()
         self.exact: tuple[Counts, ...] = ()
         self.drift = Drift(None)
+        self.said_too_small = False
         names = self.calibrator.names.values() if envelope.caps else ()
         for key in envelope.unused(names):
             warnings.warn(
@@ -53,8 +54,26 @@ class Capacities:
             if counts is not None:
                 self.exact = (*self.exact, counts)[-KEPT:]
 
+    def measured(self, counts: Counts) -> None:
+        """What a batch needs that has been counted without a call."""
+        if self.asked.headroom is None:
+            self.exact = (*self.exact, counts)[-KEPT:]
+
     def overflowed(self, lowered: LoweredStep, observed: Observed, counts: Counts | None) -> bool:
-        """A call that `lowered` could not hold and its exact counts. True when the calls have drifted: capture anew."""
+        """A call that `lowered` could not hold and its exact counts. True when the calls have drifted: capture anew.
+        A capacity of the user's own that is too small is not mended by that."""
+        over = {s for s, cap in lowered.caps.items() if counts is not None and counts.get(s, 0) > cap}
+        names = self.calibrator.names
+        if over and all(self.asked.override(names.get(s, "")) is not None for s in over):
+            for symbol in over if not self.said_too_small else ():
+                self.said_too_small = True
+                warnings.warn(
+                    f"{names[symbol]} has {lowered.caps[symbol]} rows by Envelope(caps=), and a "
+                    f"call needed {counts[symbol]}: such calls run at exact sizes",  # type: ignore[index]
+                    EnvelopeWarning,
+                    stacklevel=2,
+                )
+            return False
         if not self.drift.overflowed(counts):
             return False
         self.fitted = None
@@ -70,22 +89,32 @@ class Capacities:
         if self.fitted is None:
             if self.pool.seen is None:
                 self.pool = self.pool.including(launch.arguments)
-            lengths = self._lengths(observed)
-            full = [c for c in self.exact if all(c.get(symbol) == rows for symbol, rows in lengths.items())]
+            lengths, full = self._lengths(observed), self._full(observed)
             run = DryRun(launch, [t.detach() for t in lifted], self.pool, list(lengths.values()), device)
             self.fitted, self.record = self.calibrator.dry(run, observed, full)
-            if (
-                self.record is not None
-                and self.record.source == "headroom"
-                and self.asked.max_overflow_probability is not None
-            ):
-                warnings.warn(
-                    f"{code_line(self.fn)}: no overflow probability can be stated, capacities are the {self.record}",
-                    EnvelopeWarning,
-                    stacklevel=2,
-                )
+            self._warn_if_denied()
         self.drift = Drift(self.record, self.drift if self.drift.total else None)
         return self.fitted
+
+    def _warn_if_denied(self) -> None:
+        p, record = self.asked.probability, self.record
+        if p is None or record is None:
+            return
+        if record.source == "headroom":
+            denied = f"no overflow probability can be stated, capacities are the {record}"
+        elif record.bound is not None and record.bound > p:
+            denied = f"an overflow probability of {p} cannot be stated: {record}"
+        else:
+            return
+        warnings.warn(f"{code_line(self.fn)}: {denied}", EnvelopeWarning, stacklevel=2)
+
+    def lacks_counts(self, observed: Observed) -> bool:
+        """No batch of the largest length has been counted."""
+        return self.asked.headroom is None and not self._full(observed)
+
+    def _full(self, observed: Observed) -> list[Counts]:
+        lengths = self._lengths(observed)
+        return [c for c in self.exact if all(c.get(symbol) == rows for symbol, rows in lengths.items())]
 
     def _lengths(self, observed: Observed) -> Mapping[sympy.Symbol, int]:
         """The largest length seen of each group of arguments, in order."""

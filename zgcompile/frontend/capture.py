@@ -219,13 +219,14 @@ class _Session:
                 # What was first met on the way ran without its private copies: once more, with them.
 
     def decided_by_length(self, error: CaptureRefused) -> CaptureRefused:
-        """A refusal that says which argument it is about, where a decision was made by the length of one: often it is
-        one whose first dimension never changes, such as an `edge_index` [2, E]."""
+        """A refusal that says which argument it is about, where the length of one with several dimensions was compared
+        with a number: often it is one whose first dimension never changes, such as an `edge_index` [2, E]."""
         condition = getattr(error.__cause__, "cond", None)
-        met = [t for s, t in self.lengths.items() if s in getattr(condition, "free_symbols", ())]
-        if not met:
+        argument = self.lengths.get(next(iter(getattr(condition, "free_symbols", ())), None))
+        if not isinstance(condition, sympy.core.relational.Relational) or len(condition.free_symbols) > 1:
             return error
-        argument = met[0]
+        if argument is None or not argument.trailing:
+            return error
         name, shape = argument_name(self.fn, argument.position), tuple(self.arguments.leaves[argument.position].shape)
         return CaptureRefused(
             f"a decision by the length of argument {name}, {list(shape)}: dimension 0 of an argument is the one that "

@@ -16,6 +16,7 @@ from torch.fx import Graph, Node
 Wrong = Callable[..., Iterator[Tensor]]
 CHECKED: dict[Any, Wrong] = {}  # overload -> bool tensors that are True where the op would fail
 MASKS = (torch.bool, torch.uint8)
+MOST_ROWS = 2**31  # of one op; no batch that fits a device has as many
 
 
 def _check_of(*ops: str) -> Callable[[Wrong], Wrong]:
@@ -85,11 +86,17 @@ def _outside(index: Tensor, size: int, low: int = 0) -> Tensor:
 
 
 @_check_of(
-    "index_select", "gather", "index_add", "index_copy", "index_reduce", "index_fill",
+    "index_select", "gather", "index_add", "index_copy", "index_reduce",
     "scatter", "scatter_add", "scatter_reduce",
 )  # fmt: skip
 def _along_dimension(source: Tensor, dim: int, index: Tensor, *_: Any, **__: Any) -> Iterator[Tensor]:
     yield _outside(index, source.shape[dim] if source.dim() else 1)
+
+
+@_check_of("index_fill")
+def _filled(source: Tensor, dim: int, index: Tensor, *_: Any, **__: Any) -> Iterator[Tensor]:
+    size = source.shape[dim] if source.dim() else 1
+    yield _outside(index, size, -size)
 
 
 @_check_of("index.Tensor", "index_put")
@@ -131,12 +138,13 @@ def _classes_backward(grad: Tensor, *forward: Any, **__: Any) -> Iterator[Tensor
 
 @_check_of("repeat_interleave.Tensor")
 def _repeats(repeats: Tensor, output_size: int | None = None, **__: Any) -> Iterator[Tensor]:
-    """ATen trusts a given `output_size` on a GPU."""
+    """ATen trusts a given `output_size` on a GPU, and everywhere a sum that may have wrapped around."""
     yield repeats < 0
+    yield repeats.sum(dtype=torch.float64) > MOST_ROWS
     if output_size is not None:
         yield repeats.sum() != output_size
 
 
 @_check_of("masked_scatter")
 def _enough_values(source: Tensor, mask: Tensor, values: Tensor) -> Iterator[Tensor]:
-    yield mask.expand_as(source).sum() > values.numel()
+    yield torch.broadcast_tensors(source, mask)[1].sum() > values.numel()

@@ -12,6 +12,7 @@ import torch
 
 from zgcompile.errors import BadInput
 from zgcompile.frontend.arguments import Arguments, check_arguments, check_not_empty, length_groups
+from zgcompile.frontend.bound_steps import BoundSteps
 from zgcompile.frontend.call import Call
 from zgcompile.frontend.capture import capture
 from zgcompile.frontend.many_captures import MANY_CAPTURES, warn_of_many_captures
@@ -164,8 +165,10 @@ class CompiledStep:
         """A compiled method: bound anew for each instance, its captures kept with the instance."""
         if instance is None:
             return self
-        bound = _compiled_anew(self.fn.__get__(instance, owner), self._options())
-        instance.__dict__[self.fn.__name__] = bound
+        steps = BoundSteps.of(instance).by_descriptor
+        bound: CompiledStep | None = steps.get(id(self))
+        if bound is None:
+            bound = steps[id(self)] = _compiled_anew(self.fn.__get__(instance, owner), self._options())
         return bound
 
     def _options(self) -> dict[str, Any]:
@@ -179,14 +182,19 @@ class CompiledStep:
         return _compiled_anew(self.fn, self._options())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledStep:
-        return _compiled_anew(copy.deepcopy(self.fn, memo), copy.deepcopy(self._options(), memo))
+        fn, options = copy.deepcopy(self.fn, memo), self._options()
+        # A plain function is not copied, so neither are the modules that it names.
+        return _compiled_anew(fn, options if fn is self.fn else copy.deepcopy(options, memo))
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        instance, name = getattr(self.fn, "__self__", None), self.fn.__name__
+        instance, name = getattr(self.fn, "__self__", None), getattr(self.fn, "__name__", "")
         if isinstance(getattr(type(instance), name, None), CompiledStep):
             return getattr, (instance, name)
-        if getattr(sys.modules.get(self.fn.__module__), name, None) is self:
+        named = getattr(sys.modules.get(getattr(self.fn, "__module__", "")), name, None)
+        if named is self:
             return name  # decorated: its name is that of the compiled step
+        if isinstance(named, CompiledStep) and named.fn is self.fn:
+            return copy.copy, (named,)
         return _compiled_anew, (self.fn, self._options())
 
 

@@ -14,6 +14,21 @@ from zgcompile.frontend.checked_indices import insert_checks
 from zgcompile.ir.program import StepProgram
 
 
+def value_inputs(graph: Graph) -> dict[Node, frozenset[Node]]:
+    """The placeholders that each node's value depends on. Arguments of one length share the size of the first of them,
+    which is no dependence on its values."""
+    reads: dict[Node, frozenset[Node]] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            reads[node] = frozenset([node])
+        else:
+            sources = node.all_input_nodes
+            if node.target is torch.ops.zgcompile.dynamic_rows_like.default:
+                sources = sources[:1]
+            reads[node] = frozenset().union(*(reads[source] for source in sources))
+    return reads
+
+
 class SamplingPrefix:
     """The nodes of a `StepProgram` that the size symbols `symbols` depend on.
 
@@ -43,7 +58,10 @@ class SamplingPrefix:
         self.module = GraphModule(program.fx_graph, graph, "SamplingPrefix")
         self.inputs = [i for i, p in enumerate(program.placeholders) if p in needed]
         first = 1 + program.lengths
-        self.arguments = [i - first for i in self.inputs if first <= i < first + len(program.arguments)]
+        reads = value_inputs(program.fx_graph.graph)
+        decisive = frozenset().union(*(reads[node] for node, _ in self.binders))
+        arguments = program.placeholders[first : first + len(program.arguments)]
+        self.arguments = [i for i, p in enumerate(arguments) if p in decisive]
 
     def counts(self, inputs: Sequence[Any]) -> list[int]:
         """The count of each of `symbols`, in order; `inputs` are those of the whole program. Raises what an op

@@ -195,15 +195,17 @@ class Specialisation:
     # -- fitting
 
     def fit(self, call: Call, lifted: list[torch.Tensor]) -> None:
-        """Choose the capacities, lower, capture. Sizes that no exact run has shown yet are measured on this batch,
-        writing nothing."""
-        if not self.observed.counts:
+        """Choose the capacities, lower, capture. Sizes that no exact run has shown yet, or none of as many rows, are
+        measured on this batch, writing nothing."""
+        known, lengths = bool(self.observed.counts), self._batch_counts(call)
+        self.observed.note(lengths, {})
+        if not known or self.capacities.lacks_counts(self.observed):
             try:
                 run = self._exact(call, lifted)
                 self.observed.note(run.counts, run.ids)
+                self.capacities.measured({**run.counts, **lengths})
             except ConditionFailed:
                 pass  # the replay finds it out too
-        self.observed.note(self._batch_counts(call), {})
         launch = self._launch(call)
         envelope = self.capacities.fit(launch, lifted, self.captured.device, self.observed)
         lowered = lowered_step(self.program, self.observed, envelope, self._tables(), self.captured.device)

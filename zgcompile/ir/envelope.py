@@ -73,6 +73,8 @@ class Envelope:
                 advice="write batches=lambda: loader",
             )
         for line, cap in self.caps.items():
+            if not isinstance(line, str):
+                raise BadInput(f"Envelope(caps={{{line!r}: ...}}) is no line", advice='write caps={"file.py:31": 4096}')
             if not isinstance(cap, int) or cap < 1:
                 raise BadInput(
                     f"Envelope(caps={{{line!r}: {cap}}}) is not a positive whole number",
@@ -128,17 +130,18 @@ class FittedEnvelope(Envelope):
 class EnvelopeFit:
     """How well the capacities in use are known.
 
-    A batch outgrows one of them with probability `estimated`, at most `bound` at the given confidence; `target` is what
-    was asked for, or chosen by cost. `source`: "random batches", "given batches", "calls" (a re-fit from what calls
-    have needed), "fixed" (every size follows from the batch's length) or "headroom", for `reason`. `batches`: how many
-    were counted. `extrapolated`: fewer than 4.6 / target, so the bound rests on a fitted tail.
+    A batch outgrows one of them with probability `estimated`, at most `bound` at 99 % confidence; `target` is what was
+    asked for, or chosen by cost. `extrapolated`: there are too few batches to show it, so that `bound` holds if the
+    tail goes on as fitted; `any_law` is the bound that holds whatever it does. `batches`: how many were counted.
+    `source`: "random batches", "given batches", "calls" (a re-fit from what calls have needed), "fixed" (every size
+    follows from the batch's length) or "headroom", for `reason`.
     """
 
     source: str
     target: float | None = None
     estimated: float | None = None
     bound: float | None = None
-    confidence: float = CONFIDENCE
+    any_law: float | None = None
     batches: int = 0
     extrapolated: bool = False
     reason: str = ""
@@ -147,9 +150,10 @@ class EnvelopeFit:
         if self.bound is None:
             return f"largest seen x {DEFAULT_HEADROOM}: {self.reason}"
         if self.source == "fixed":
-            return "no overflow: every size follows from the length of the batch"
-        how = f"{self.batches} {self.source}" + (", tail extrapolated" if self.extrapolated else "")
+            return "no overflow by batches no longer than seen: every size follows from their length"
+        law = f" if the tail goes on as fitted, {self.any_law:.1e} whatever it does" if self.extrapolated else ""
+        rest = f"; {self.reason}" if self.reason else ""
         return (
-            f"overflow probability {self.estimated:.1e}, at most {self.bound:.1e} at {self.confidence:.0%} confidence "
-            f"(target {self.target:.1e}; {how})"
+            f"overflow probability {self.estimated:.1e}, at {CONFIDENCE:.0%} confidence at most {self.bound:.1e}{law} "
+            f"(target {self.target:.1e}, {self.batches} {self.source}{rest})"
         )

@@ -21,11 +21,13 @@ MISFIT = 0.1  # the chance of as many batches above the margin as there are, bel
 @dataclass(frozen=True)
 class JointFit:
     """`rows`: one capacity a column. A batch outgrows one of them with probability `estimated`, at most `bound` with 99
-    % confidence. `extrapolated`: the sample alone is too small to show it."""
+    % confidence, and at most `any_law` whatever their law. `extrapolated`: the sample is too small to show `bound`,
+    which holds if the tail goes on as fitted."""
 
     rows: tuple[int, ...]
     estimated: float
     bound: float
+    any_law: float
     extrapolated: bool
 
 
@@ -47,7 +49,7 @@ def fit_joint(counts: NDArray[np.int64], p: float, *, least: int = 1) -> JointFi
     if varies.any():
         statistic = ((counts[:, varies] - centre[varies]) / spread[varies]).max(axis=1)
     allowed = order_statistic(len(counts), p)
-    tail = Tail.fitted(statistic) if statistic.max() > statistic.min() else None
+    tail = Tail.fitted(statistic)
     margin = statistic.max() if tail is None else tail.margin(p)
     if tail is not None and allowed is not None:
         above = int((statistic > margin).sum())
@@ -64,7 +66,8 @@ def fit_joint(counts: NDArray[np.int64], p: float, *, least: int = 1) -> JointFi
         estimated, bound = tail.estimated(margin), tail.bound(margin)
     else:
         bound = clopper_pearson_upper(max(over, allowed or 0), len(counts))
-    return JointFit(tuple(int(r) for r in rows), estimated, bound, allowed is None)
+    any_law = clopper_pearson_upper(over, len(counts))
+    return JointFit(tuple(int(r) for r in rows), estimated, bound, any_law, tail is not None and allowed is None)
 
 
 # -- the binomial law
@@ -117,11 +120,14 @@ class Tail:
     replicates: NDArray[np.float64]  # [3, replicates]
 
     @staticmethod
-    def fitted(statistic: NDArray[np.float64]) -> Tail:
+    def fitted(statistic: NDArray[np.float64]) -> Tail | None:
+        """None where nothing is above the threshold, as where many batches reach a limit."""
         n = len(statistic)
         size = min(max(int(n * TAIL_SHARE), TAIL_ROWS), n - 1)
         ordered = np.sort(statistic)
         threshold = ordered[-size - 1]
+        if threshold == ordered[-1]:
+            return None
         excess = ordered[-size:] - threshold
         generator = np.random.Generator(np.random.Philox(n))
         again = np.sort(generator.choice(excess, (REPLICATES, size)), axis=1)

@@ -46,6 +46,7 @@ CASES = [
     Case("index_copy of rows", lambda t, x: t.index_copy(0, torch.arange(x.shape[0]), x), (Fixed((9, 4)), N4)),
     Case("index_fill", backward(lambda t, i: t.index_fill(0, i, 2.5)), (T, TO_TABLE)),
     Case("index_fill of rows", lambda t, i: t.index_fill(0, i, 2.5), (M4, TO_ROWS)),
+    Case("index_fill from the end", lambda t, i: t.index_fill(0, i - 4, 2.5), (T, TO_TABLE)),
     Case("index_fill by a tensor", lambda t, i, v: t.index_fill(0, i, v), (T, TO_TABLE, Fixed(()))),
     Case("scatter_add", backward(lambda t, i, x: t.scatter_add(0, i.unsqueeze(1).expand(-1, 4), x)), (T, TO_TABLE, N4)),
     Case(
