@@ -207,7 +207,7 @@ def test_a_running_number_is_warned_of(held):
             out = step(torch.arange(20), *((i,) if held == "argument" else ()))
             assert torch.allclose(out, X[:20].sum() * i)
 
-    with pytest.warns(CaptureWarning, match=rf"test_accumulation.py:\d+: capture number 8 .*{name}") as caught:
+    with pytest.warns(CaptureWarning, match=rf"test_accumulation.py:\d+: trace number 8 .*{name}") as caught:
         run()
     assert len([w for w in caught if w.category is CaptureWarning]) == 1
     assert caught[0].filename == __file__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import pytest
@@ -322,3 +323,36 @@ def test_batch_norm_with_one_row_raises_as_eager(new_world, compare):
     ]
     compiled = compare(made, batch)
     assert compiled.stats.traces == 1
+
+
+def test_a_named_tuple_of_one_tensor():
+    batch = collections.namedtuple("Batch", "seeds")
+    step = zgcompile.compile(lambda b: torch.unique(b.seeds), warmup=1)
+    for i in range(4):
+        assert torch.equal(step(batch(GOOD.roll(i))), torch.unique(GOOD.roll(i)))
+    assert step.stats.replays == 3
+
+
+def test_shapes_that_do_not_match_are_named_by_the_line():
+    weight = torch.randn(8, 3)
+
+    def step(seeds):
+        return torch.randn(40, 16)[seeds] @ weight  # HERE
+
+    with pytest.raises(StepError, match="RuntimeError: ") as caught:
+        zgcompile.compile(step)(GOOD)
+    assert "# HERE" in caught.value.where.text
+
+
+def test_an_error_of_the_users_own_is_his():
+    def step(seeds):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match=r"^mine$") as caught:
+        zgcompile.compile(step)(GOOD)
+    assert type(caught.value) is RuntimeError
+
+
+def test_a_compiled_step_is_compiled_once():
+    step = zgcompile.compile(build)
+    assert zgcompile.compile(step) is step

@@ -80,3 +80,13 @@ def test_longer_batches_are_drawn_anew():
     assert stats.envelope_fit.source == "random batches"
     assert (stats.overflows, stats.captures) == (3, 2)
     assert 1024 < held(step)[0] < 1200  # 8 a seed, +- 45
+
+
+def test_batches_that_always_outgrow_what_is_held_are_warned_of_once():
+    step = halves_step(zgcompile.Envelope(headroom=1.0), warmup=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for rows in range(64, 64 + 40):
+            step(torch.arange(rows) * 90)
+    said = [str(w.message) for w in caught if w.category is EnvelopeWarning]
+    assert [text for text in said if "8 calls in a row" in text] == said[:1]

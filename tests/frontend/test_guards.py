@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import zgcompile
+
 TABLE = torch.arange(40) % 3
 SCALE = 1.0
 
@@ -183,6 +185,33 @@ def test_an_index_table_that_grows_its_values_in_place(new_world, compare, batch
             w.indptr += 0
 
     compare(build, batches_of(*[12] * 9), between)
+
+
+def test_load_state_dict_behind_a_scheduler_is_no_new_trace():
+    def train(compiled):
+        weight = torch.nn.Parameter(torch.ones(50, 3))
+        opt = torch.optim.AdamW([weight], lr=0.01)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 50)
+
+        def step(seeds):
+            loss = weight[seeds].pow(2).sum()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            return loss.detach()
+
+        fn, losses = zgcompile.compile(step, warmup=1) if compiled else step, []
+        for i in range(12):
+            losses.append(float(fn(torch.arange(5))))
+            scheduler.step()
+            if i == 6:
+                opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+        return losses, fn
+
+    losses, compiled = train(True)
+    assert losses == pytest.approx(train(False)[0], rel=1e-6)
+    assert compiled.stats.traces == 1
+    assert compiled.stats.replays == 11
 
 
 def test_load_state_dict_in_the_middle(new_world, compare, batches_of):

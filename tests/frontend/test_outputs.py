@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections import namedtuple
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -190,3 +192,18 @@ def test_a_kept_number_does_not_change(new_world, batches_of):
     kept = [step(b) for b in batches_of(*[8] * 6)]
     assert [float(number) for _, number in kept] == pytest.approx([float(t) for t, _ in kept])
     assert len({float(n) for _, n in kept}) == 6
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"), [(lambda x: x.sum().item(), int), (lambda x: float(x.float().mean()), float)]
+)
+def test_a_returned_number_is_saved_as_a_plain_one(make, kind, tmp_path):
+    step = zgcompile.compile(lambda seeds: make(seeds.unique()), warmup=1)
+    for _ in range(3):
+        number = step(torch.arange(6))
+    assert step.stats.replays == 2
+    assert type(number) is not kind
+    torch.save({"best": number}, tmp_path / "checkpoint.pt")
+    assert type(torch.load(tmp_path / "checkpoint.pt", weights_only=True)["best"]) is kind
+    assert type(deepcopy(number)) is kind
+    assert pickle.loads(pickle.dumps(number)) == number == make(torch.arange(6))

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+# A pickle of a deferred number calls one of these, which `torch.load` refuses where nobody has said that they are safe.
+torch.serialization.add_safe_globals([float, int])
+
 
 def _plain(value: Any) -> Any:
     return value.value if isinstance(value, DeferredNumber) else value
@@ -80,6 +83,16 @@ class DeferredNumber(numbers.Real):
     # The stubs of `numbers` call complex numbers unhashable; a float is not.
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(self.value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles (`torch.save`) are of the plain number."""
+        return type(self.value), (self.value,)
+
+    def is_integer(self) -> bool:
+        return self.value == self.value // 1
+
+    def as_integer_ratio(self) -> tuple[int, int]:
+        return self.value.as_integer_ratio()
 
     def __repr__(self) -> str:
         return repr(self.value)

@@ -103,7 +103,8 @@ def check_arguments(fn: Callable[..., Any], arguments: Arguments, expected: Sequ
             raise BadInput(
                 f"argument {name} has shape {tuple(tensor.shape)}, the step was captured with {describe(was)}",
                 where=where,
-                advice="only dimension 0 of an argument may change between calls",
+                advice="only dimension 0 of an argument may change between calls: pass it with the one that changes "
+                "first, x.t() for an edge_index [2, E], and transpose it in the step",
             )
     check_not_empty(fn, arguments)
 

@@ -29,6 +29,7 @@ from zgcompile.frontend.python_state import Change, HostRandom, PythonSnapshot, 
 from zgcompile.frontend.refusal import refusals
 from zgcompile.frontend.shape_env import EnvelopeShapeEnv
 from zgcompile.frontend.state_tensors import host_state_to, put_back
+from zgcompile.frontend.step_logging import silent_logging
 from zgcompile.frontend.symbolic_builtins import OVERRIDES, marked_formatting
 from zgcompile.frontend.trace import TraceRequest, compare_returned, compare_traces, trace
 from zgcompile.frontend.training_flags import TrainingFlag, is_training_flag, training_flags
@@ -72,7 +73,8 @@ def capture(
     device = step_device(fn, arguments)
     session = _Session(fn, arguments, list(modules or []), list(optimizers or []), device)
     try:
-        return _captured(fn, arguments, groups, session, device, as_found)
+        with silent_logging():
+            return _captured(fn, arguments, groups, session, device, as_found)
     except CaptureRefused as error:
         put_back(session.moved)
         raise session.decided_by_length(error) from error.__cause__

@@ -40,6 +40,8 @@ class CompiledStep:
         before.
     """
 
+    already_compiled = True  # so that `compile` leaves it as it is
+
     def __init__(
         self,
         fn: Callable[..., Any],
@@ -236,14 +238,16 @@ def compile(
     """Compile a whole training step; a decorator with or without options.
 
     Args:
-        fn: the step. Dimension 0 of each tensor argument may change from call to call; all else it closes over is found
-        by itself.
+        fn: the step; a compiled one stays as it is. Dimension 0 of each tensor argument may change from call to call;
+        all else it closes over is found by itself.
         warmup: calls that train at exact sizes before the capture; they also measure the sizes.
         envelope: how capacities are chosen.
         modules, optimizers: named here only where hooks cannot find them (they are found in the first call).
         lowering: "inductor" (on a GPU), "aten" (captured op by op) or "reference" (no capture); the CPU always runs the
         reference.
     """
+    if getattr(type(fn), "already_compiled", False):
+        return fn  # type: ignore[return-value]
     if fn is None:
         return functools.partial(
             compile, warmup=warmup, envelope=envelope, modules=modules, optimizers=optimizers, lowering=lowering

@@ -201,6 +201,8 @@ class Guards:
         return self.snapshot.check() is None
 
     def _is_optimizer_state(self, change: Change) -> bool:
+        if any(change.owner is site.group and change.key == site.key for site in self.captured.hypers):
+            return True  # a scheduler had moved it, in a group that `load_state_dict` has replaced since
         for optimizer in self.captured.found.optimizers:
             if change.owner is optimizer and change.key in ("state", "param_groups"):
                 return True
@@ -233,8 +235,12 @@ def _options(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
 def _flat_signature(arguments: Arguments) -> list[tuple[Any, Any, Any, Any]] | None:
     """(dtype, device, trailing shape, constant) of each positional argument; None where the call is not that simple."""
     args, kwargs = arguments.rebuild({})
-    if kwargs or len(args) != len(arguments.leaves):
-        return None
+    if (
+        kwargs
+        or len(args) != len(arguments.leaves)
+        or any(a is not b for a, b in zip(args, arguments.leaves, strict=True))
+    ):
+        return None  # a tuple of one tensor is no leaf
     signature: list[tuple[Any, Any, Any, Any]] = []
     for value in args:
         if isinstance(value, torch.Tensor):

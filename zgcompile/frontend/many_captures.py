@@ -19,9 +19,10 @@ MANY_CAPTURES = 8
 def warn_of_many_captures(fn: Callable[..., Any], before: Guards, arguments: Arguments) -> None:
     """`before`: the guards of the capture before this one, which did not hold for these arguments."""
     warnings.warn(
-        f"{code_line(fn)}: capture number {MANY_CAPTURES} of this step, since {_changed(fn, before, arguments)} has "
+        f"{code_line(fn)}: trace number {MANY_CAPTURES} of this step, since {_changed(fn, before, arguments)} has "
         "another value again, and no call with a new value is a replay\n"
-        "  instead: pass what the step decides by (a flag such as i % 4 == 3) and not a running number, or a tensor",
+        "  instead: pass what the step decides by (a flag such as i % 4 == 3) and not a running number; of an object, "
+        "its tensors (data.x, data.edge_index.t())",
         CaptureWarning,
         stacklevel=4,
     )

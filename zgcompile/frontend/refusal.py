@@ -18,9 +18,15 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from zgcompile.errors import CaptureRefused, SourceLine, UnsupportedOp, ZgError
+from zgcompile.errors import CaptureRefused, SourceLine, StepError, UnsupportedOp, ZgError
 from zgcompile.frontend.asked import KEEP_A_TENSOR, ROWS, asked
-from zgcompile.ir.source import is_user_file, source_line, user_line_from_stack_trace, user_line_from_traceback
+from zgcompile.ir.source import (
+    is_user_file,
+    raised_by_user,
+    source_line,
+    user_line_from_stack_trace,
+    user_line_from_traceback,
+)
 
 BRANCH_ADVICE = {
     "if": "compute both sides and choose with torch.where, or test a size (x.numel() == 0) instead of values",
@@ -53,6 +59,12 @@ def refusals() -> Iterator[None]:
         met = asked(error.__traceback__)
         in_library = met is not None and met.library is not None and met.passes_a_device_value()
         if not in_library and not _needs_a_concrete_number(error):
+            if type(error) is RuntimeError and met is not None and not raised_by_user(error):
+                # An op's own, such as shapes that do not match: here in the words of a trace, deep in torch.
+                first = str(error).strip().split("\n")[0]
+                raise StepError(
+                    f"RuntimeError: {first}", where=met.where, advice="your own function fails there, too"
+                ) from error
             raise
         account = None if met is None else met.account()
         if account is None and NUMPY_OBJECTS in str(error):

@@ -29,13 +29,15 @@ from zgcompile.frontend.training_flags import find
 from zgcompile.frontend.undo import undo_around
 from zgcompile.ir.bounds import Observed
 from zgcompile.ir.draws import KeyedDraws
-from zgcompile.ir.envelope import Envelope
+from zgcompile.ir.envelope import Envelope, EnvelopeWarning
 from zgcompile.ir.lowered import ConstantOutput, LoweredStep, NumberOutput, SizeOutput, TensorOutput
 from zgcompile.ir.sizes import evaluate
 from zgcompile.ir.source import code_line, raised_by_user, user_line_from_stack_trace, user_line_from_traceback
 from zgcompile.ir.spans import Span
 from zgcompile.ir.status import Failure, decisive
 from zgcompile.pipeline import canonical
+
+MANY_OVERFLOWS = 8
 
 
 class Specialisation:
@@ -57,6 +59,7 @@ class Specialisation:
         self.guards = Guards(fn, captured, arguments)
         self.observed = Observed()
         self.warmed = 0
+        self.outgrown = 0  # calls in a row that were no replay for want of capacity
         self.turned_away = 0  # calls that found a gradient where the trace had none, or none where it had one
         self.traced_on: tuple[bool, ...] | None = None  # which gradients there were, for a trace on them as found
         self.replay: Replay | None = None
@@ -161,6 +164,7 @@ class Specialisation:
             return self.failed(replayed, call, lifted)
         call.happened = True
         self.counters.replays += 1
+        self.outgrown = 0
         self.capacities.drift.replayed(replayed.metadata)
         self.hand_out_gradients()
         torch.autograd.graph.increment_version(self.written)
@@ -184,12 +188,21 @@ class Specialisation:
         """Run once more, exactly, with the same numbers; re-fit when it happens more often than the fit says."""
         assert self.replay is not None
         self.counters.overflows += 1
+        self.outgrown += 1
         before = self.capacities.exact
         result = self.run_at_exact_sizes(call, lifted)
         after = self.capacities.exact
         counts = after[-1] if after is not before else None
         if self.capacities.overflowed(self.replay.lowered, self.observed, counts):
             self.replay = None
+        if self.outgrown >= MANY_OVERFLOWS and not self.capacities.said_too_small:
+            self.capacities.said_too_small = True
+            warnings.warn(
+                f"{code_line(self.fn)}: {MANY_OVERFLOWS} calls in a row needed more than the capacities hold, and ran "
+                "at exact sizes\n  instead: pass batches of one length, or Envelope(headroom=) with a larger factor",
+                EnvelopeWarning,
+                stacklevel=2,
+            )
         return result
 
     # -- fitting

@@ -25,6 +25,8 @@ class MeasuredStep:
     `made` hears of each step: the one of a method is made anew for each instance.
     """
 
+    already_compiled = True  # for a script that compiles its step itself
+
     def __init__(
         self, fn: Callable[..., Any], warmup: int, headroom: float | None, made: Callable[[MeasuredStep], None]
     ) -> None:

@@ -128,11 +128,12 @@ class StepReport:
         table.add_column("before", justify="right")
         table.add_column("after", justify="right")
         table.add_column("in the compiled step")
+        none, reads = ("0", str(self.reads_after)) if self.stats.replays else ("-", "-")
         for trip in self.round_trips:
-            table.add_row(_short(trip.where), trip.op, str(trip.count), "0", trip.instead)
-        table.add_row("status of the step", "read", "", str(self.reads_after), "one record, polled by the host")
+            table.add_row(_short(trip.where), trip.op, str(trip.count), none, trip.instead)
+        table.add_row("status of the step", "read", "", reads, "one record, polled by the host")
         table.add_section()
-        table.add_row("all", "", str(self.reads_before), str(self.reads_after), "")
+        table.add_row("all", "", str(self.reads_before), reads, "")
         return table
 
     def _summary_table(self) -> Table:

@@ -32,7 +32,8 @@ def instrumented(path: Path, step: str) -> CodeType:
         raise BadInput(
             f"{path.name} defines no function {step}; its functions are: {there}",
             where=SourceLine(str(path), 1),
-            advice="name one of these with --step; put @zgcompile.compile on a step that lives in an imported module",
+            advice="name one of these with --step, or make the body of the training loop a function; put "
+            "@zgcompile.compile on a step that lives in an imported module",
         )
     for node in chosen:
         # Outermost, so that it sees what the user's own decorators make, on the line where the definition starts.
