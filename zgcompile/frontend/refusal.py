@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from zgcompile.errors import CaptureRefused, SourceLine, StepError, UnsupportedOp, ZgError
+from zgcompile.errors import CaptureRefused, SourceLine, UnsupportedOp, ZgError
 from zgcompile.frontend.asked import KEEP_A_TENSOR, ROWS, asked
 from zgcompile.ir.source import (
     is_user_file,
@@ -62,8 +62,10 @@ def refusals() -> Iterator[None]:
             if type(error) is RuntimeError and met is not None and not raised_by_user(error):
                 # An op's own, such as shapes that do not match: here in the words of a trace, deep in torch.
                 first = str(error).strip().split("\n")[0]
-                raise StepError(
-                    f"RuntimeError: {first}", where=met.where, advice="your own function fails there, too"
+                raise CaptureRefused(
+                    f"RuntimeError: {first}",
+                    where=met.where,
+                    advice="see whether your own function fails there, too; if not, write that line in another way",
                 ) from error
             raise
         account = None if met is None else met.account()
