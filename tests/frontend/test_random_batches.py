@@ -25,6 +25,7 @@ from zgcompile.bench.sage import SAGE, make_step
 from zgcompile.errors import BadInput
 from zgcompile.frontend import calibration
 from zgcompile.frontend.calibration import Calibrator
+from zgcompile.frontend.prefix import SamplingPrefix
 from zgcompile.ir.envelope import EnvelopeWarning
 
 
@@ -282,6 +283,18 @@ def test_hashes_are_no_ids():
     for _ in range(5):
         step(torch.randint(-(2**63), 2**63 - 1, (64,), generator=generator))
     assert "holds numbers that are no ids" in step.stats.envelope_fit.reason
+    assert step.stats.replays == 2
+
+
+def test_whatever_fails_in_a_dry_run_leaves_headroom(monkeypatch):
+    def counts(self, inputs):
+        raise TypeError("unheard of")
+
+    monkeypatch.setattr(SamplingPrefix, "counts", counts)
+    step = halves_step(None)
+    for seeds in draws(0, 10_000, 5):
+        step(seeds)
+    assert step.stats.envelope_fit.reason == "the sampling fails on a dry run: unheard of"
     assert step.stats.replays == 2
 
 

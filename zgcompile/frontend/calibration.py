@@ -222,8 +222,8 @@ class Calibrator:
         scalars = [torch.tensor(v, dtype=torch.int64, device=run.device) for v in integers]
         try:
             return self.prefix.counts([*scalars, *arguments, *run.launch.hypers, *run.lifted])
-        except (IndexError, RuntimeError, ValueError) as error:
-            first = str(error).strip().split("\n")[0]
+        except Exception as error:  # whatever it is, headroom needs no dry run
+            first = str(error).strip().split("\n")[0] or type(error).__name__
             raise CannotCalibrate(f"the sampling fails on a dry run: {first}") from error
 
     def _drawn(self, run: DryRun) -> Generator[list[torch.Tensor], None, None]:
@@ -267,7 +267,7 @@ class Calibrator:
     def _check_near(self, rows: Counts, calls: Sequence[Counts]) -> None:
         """A few ids with very many neighbours, which calls may never have, give random batches any spread."""
         for symbol, cap in rows.items():
-            most = max(counts[symbol] for counts in calls)
+            most = max((counts[symbol] for counts in calls if symbol in counts), default=0)
             if cap > LARGEST_RATIO * most + 2 * ROWS_PER_TILE:
                 raise CannotCalibrate(f"random batches may need {cap} rows where calls have needed {most}")
 
