@@ -128,3 +128,23 @@ def test_a_copy_of_a_decorated_function():
     other = pickled(copy.copy(double))
     assert other is not double
     assert other.fn is double.fn
+
+
+def test_a_method_that_is_compiled_anew_is_the_one_that_runs():
+    """However the memory of the former one is used again."""
+    trainer = Trainer()
+    for k in range(1, 40):
+        Trainer.scaled = zgcompile.compile(lambda self, seeds, k=k: (TABLE[seeds] * k).sum(), warmup=1)
+        assert float(trainer.scaled(SEEDS)) == k * float(TABLE[SEEDS].sum())
+        del Trainer.scaled
+
+
+def test_a_callable_object_keeps_its_attributes_to_itself():
+    class Own:
+        def __init__(self):
+            self.fn, self.optimizers, self.warmup = None, ["x"], 0
+
+        def __call__(self, seeds):
+            return TABLE[seeds].sum()
+
+    assert float(replayed(zgcompile.compile(Own(), warmup=1))) == float(TABLE[SEEDS].sum())

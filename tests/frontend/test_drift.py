@@ -7,7 +7,7 @@ import warnings
 import torch
 
 import zgcompile
-from tests.frontend.envelopes import BATCH, draws, halves_step, held, pairs_step
+from tests.frontend.envelopes import BATCH, draws, halves_step, held, pairs_step, two_halves
 from zgcompile.frontend.drift import Drift
 from zgcompile.ir.envelope import EnvelopeFit, EnvelopeWarning
 
@@ -90,3 +90,31 @@ def test_batches_that_always_outgrow_what_is_held_are_warned_of_once():
             step(torch.arange(rows) * 90)
     said = [str(w.message) for w in caught if w.category is EnvelopeWarning]
     assert [text for text in said if "8 calls in a row" in text] == said[:1]
+
+
+def test_a_warning_that_is_an_error_finds_nothing_changed():
+    weight = torch.nn.Parameter(torch.ones(10_000))
+    opt = torch.optim.SGD([weight], lr=0.1)
+    table = two_halves()
+
+    def step(seeds):
+        loss = pairs_step(seeds, table) * weight[seeds].sum()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        return loss.detach()
+
+    first = pairs_step.__code__.co_firstlineno
+    step = zgcompile.compile(step, warmup=1, envelope=zgcompile.Envelope(caps={f"envelopes.py:{first + 4}": 70}))
+    raised = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for seeds in draws(0, 10_000, 4):
+            before, calls = weight.detach().clone(), step.stats.calls
+            try:
+                step(seeds)
+            except EnvelopeWarning:
+                raised += 1
+                assert torch.equal(weight, before)
+                assert step.stats.calls == calls
+    assert raised == 1

@@ -214,6 +214,36 @@ def test_load_state_dict_behind_a_scheduler_is_no_new_trace():
     assert compiled.stats.replays == 11
 
 
+@pytest.mark.parametrize("scheduled", [True, False])
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_group_that_the_step_holds_is_no_longer_the_optimizers(scheduled, listed):
+    def train(compiled):
+        weight = torch.nn.Parameter(torch.ones(50, 3))
+        opt = torch.optim.SGD([weight], lr=0.01)
+        held = opt.param_groups if listed else opt.param_groups[0]
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9) if scheduled else None
+
+        def step(seeds):
+            loss = weight[seeds].pow(2).sum() * (held[0] if listed else held)["lr"]
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            return loss.detach()
+
+        fn, losses = zgcompile.compile(step, warmup=1) if compiled else step, []
+        for i in range(8):
+            losses.append(float(fn(torch.arange(5))))
+            if scheduler is not None:
+                scheduler.step()
+            if i == 3:
+                state = copy.deepcopy(opt.state_dict())
+                state["param_groups"][0]["lr"] = 1.0
+                opt.load_state_dict(state)
+        return losses
+
+    assert train(True) == pytest.approx(train(False), rel=1e-6)
+
+
 def test_load_state_dict_in_the_middle(new_world, compare, batches_of):
     """The model's is a write in place; the optimizer's replaces every state tensor."""
     other_step, other = simple(new_world, lambda p: torch.optim.Adam(p, lr=0.1))()

@@ -12,6 +12,7 @@ import torch
 
 import zgcompile
 from zgcompile.errors import CaptureWarning
+from zgcompile.frontend.step_logging import silent_logging
 
 LOGGER = logging.getLogger(__name__)
 SEEDS = torch.arange(5)
@@ -74,3 +75,35 @@ def test_a_silent_step_warns_of_nothing_and_others_log_on(kept):
         zgcompile.compile(step)(SEEDS)
     thread.join()
     assert kept == ["from another thread"]
+
+
+def test_overlapping_traces_leave_logging_as_it_was(kept):
+    inside, leave = threading.Event(), threading.Event()
+
+    def step(seeds):
+        inside.set()
+        leave.wait(10)
+        return seeds.unique().sum()
+
+    handle = logging.Logger.handle
+    other = threading.Thread(target=lambda: zgcompile.compile(step)(SEEDS))
+    with silent_logging():
+        other.start()
+        inside.wait(10)
+    leave.set()
+    other.join()
+    assert logging.Logger.handle is handle
+    LOGGER.info("after")
+    assert kept == ["after"]
+
+
+def test_a_logger_with_a_name_like_torchs_is_the_users():
+    metrics = logging.getLogger("torchmetrics.mine")
+
+    def step(seeds):
+        mean = seeds.unique().float().mean()
+        metrics.warning("%.3f", mean.item())
+        return mean
+
+    with pytest.warns(CaptureWarning, match="the step logs"):
+        zgcompile.compile(step)(SEEDS)

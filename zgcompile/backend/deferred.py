@@ -91,9 +91,6 @@ class DeferredNumber(numbers.Real):
     def is_integer(self) -> bool:
         return self.value == self.value // 1
 
-    def as_integer_ratio(self) -> tuple[int, int]:
-        return self.value.as_integer_ratio()
-
     def __repr__(self) -> str:
         return repr(self.value)
 

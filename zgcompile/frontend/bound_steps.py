@@ -13,7 +13,7 @@ class BoundSteps:
 
     def __init__(self, instance: Any) -> None:
         self.instance = instance
-        self.by_descriptor: dict[int, Any] = {}
+        self.by_descriptor: dict[Any, Any] = {}
 
     @staticmethod
     def of(instance: Any) -> BoundSteps:

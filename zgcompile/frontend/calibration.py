@@ -40,6 +40,7 @@ FAR_SHARE = 0.002
 FAR_BELOW = 8.0  # standard deviations by which they may need less, which costs pads and no more
 FAR_SHARE_BELOW = 0.02
 LARGEST_RATIO = 2  # of a capacity that nobody asked for to what calls have needed
+STATE_DECIDES = "no size depends on the batch and on nothing that the step changes"
 
 Counts = Mapping[sympy.Symbol, int]
 
@@ -129,7 +130,7 @@ class Calibrator:
             return self.envelope, EnvelopeFit("fixed", self.envelope.probability, 0.0, 0.0)
         try:
             if not self.prefix.symbols:
-                raise CannotCalibrate("no size depends on the batch and on nothing that the step changes")
+                raise CannotCalibrate(STATE_DECIDES)
             if self.envelope.batches is not None:
                 return self._fitted(self._sample(run), "given batches", observed.counts)
             fitted, record = self._fitted(self._random(run, full), "random batches", observed.counts)
@@ -144,6 +145,8 @@ class Calibrator:
         if self.envelope.headroom is not None:
             return self.envelope, None
         symbols = self.prefix.symbols
+        if not symbols:
+            return self.by_headroom(STATE_DECIDES)
         sample = [[counts[s] for s in symbols] for counts in calls if all(s in counts for s in symbols)]
         if len(sample) < FEWEST:
             return self.by_headroom(f"only {len(sample)} calls since the last fit, which they have outgrown")

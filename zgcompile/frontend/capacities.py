@@ -19,6 +19,7 @@ from zgcompile.ir.lowered import LoweredStep
 from zgcompile.ir.program import StepProgram
 from zgcompile.ir.source import code_line
 
+MANY_OVERFLOWS = 8  # in a row
 KEPT = 16  # calls at exact sizes, for comparison with random batches
 
 
@@ -35,7 +36,7 @@ class Capacities:
         self.pool = BatchPool()
         self.exact: tuple[Counts, ...] = ()
         self.drift = Drift(None)
-        self.said_too_small = False
+        self.said_too_small, self.too_small = False, ""
         names = self.calibrator.names.values() if envelope.caps else ()
         for key in envelope.unused(names):
             warnings.warn(
@@ -54,6 +55,18 @@ class Capacities:
             if counts is not None:
                 self.exact = (*self.exact, counts)[-KEPT:]
 
+    def warn_of_overflows(self, in_a_row: int) -> None:
+        """Once, that calls do not fit. In front of a call: a warning may be an error, and must find nothing changed."""
+        text = self.too_small
+        if in_a_row >= MANY_OVERFLOWS:
+            text = text or (
+                f"{code_line(self.fn)}: {in_a_row} calls in a row needed more than the capacities hold, and ran at "
+                "exact sizes\n  instead: pass batches of one length, or Envelope(headroom=) with a larger factor"
+            )
+        if text and not self.said_too_small:
+            self.said_too_small = True
+            warnings.warn(text, EnvelopeWarning, stacklevel=2)
+
     def measured(self, counts: Counts) -> None:
         """What a batch needs that has been counted without a call."""
         if self.asked.headroom is None:
@@ -65,13 +78,11 @@ class Capacities:
         over = {s for s, cap in lowered.caps.items() if counts is not None and counts.get(s, 0) > cap}
         names = self.calibrator.names
         if over and all(self.asked.override(names.get(s, "")) is not None for s in over):
-            for symbol in over if not self.said_too_small else ():
-                self.said_too_small = True
-                warnings.warn(
-                    f"{names[symbol]} has {lowered.caps[symbol]} rows by Envelope(caps=), and a "
-                    f"call needed {counts[symbol]}: such calls run at exact sizes",  # type: ignore[index]
-                    EnvelopeWarning,
-                    stacklevel=2,
+            if not self.said_too_small:
+                symbol = min(over, key=str)
+                self.too_small = (
+                    f"{names[symbol]} has {lowered.caps[symbol]} rows by Envelope(caps=), and a call needed "
+                    f"{counts[symbol]}: such calls run at exact sizes"  # type: ignore[index]
                 )
             return False
         if not self.drift.overflowed(counts):

@@ -70,7 +70,7 @@ class CompiledStep:
         self._counters = Counters()
         self._draws = DrawStream()
         self._lengths_seen: list[list[int | None]] = []
-        functools.update_wrapper(self, fn)
+        functools.update_wrapper(self, fn, updated=())  # its attributes may have the names of ours
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         specialisation = next((s for s in self.specialisations if s.ready_for(args, kwargs)), None)
@@ -168,9 +168,9 @@ class CompiledStep:
         if instance is None:
             return self
         steps = BoundSteps.of(instance).by_descriptor
-        bound: CompiledStep | None = steps.get(id(self))
+        bound: CompiledStep | None = steps.get(self)
         if bound is None:
-            bound = steps[id(self)] = _compiled_anew(self.fn.__get__(instance, owner), self._options())
+            bound = steps[self] = _compiled_anew(self.fn.__get__(instance, owner), self._options())
         return bound
 
     def _options(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from zgcompile.frontend.arguments import Arguments
 from zgcompile.frontend.capture import Captured
 from zgcompile.frontend.discovery import has_hooks
 from zgcompile.frontend.python_state import Change, PythonSnapshot, hyperparameters
+from zgcompile.frontend.reach import reachable
 from zgcompile.frontend.state_tensors import MissingState, host_state_to, lifted_tensors, used_lifted
 from zgcompile.ir.program import StepProgram
 
@@ -195,10 +196,21 @@ class Guards:
             return False
         if len(found) > len(paths) and not all(type(o).__module__.startswith("torch.optim.") for o in optimizers):
             return False  # torch's own never look at what a scheduler has put there (`initial_lr`)
+        if self._step_holds_former_groups():
+            return False
         self.captured.hypers = [found[path] for path in paths]
         host_state_to(optimizers, self.captured.device)
         self.refresh()
         return self.snapshot.check() is None
+
+    def _step_holds_former_groups(self) -> bool:
+        """The step reads a group dictionary by a name of its own, which the optimizer has replaced: its numbers and
+        the optimizer's are two things now."""
+        groups = {id(group) for optimizer in self.captured.found.optimizers for group in optimizer.param_groups}
+        former = {id(site.group) for site in self.captured.hypers} - groups
+        return (
+            any(id(node.owner) in former for node in reachable(self.fn, self.captured.roots).nodes) if former else False
+        )
 
     def _is_optimizer_state(self, change: Change) -> bool:
         if any(change.owner is site.group and change.key == site.key for site in self.captured.hypers):

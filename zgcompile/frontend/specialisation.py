@@ -29,15 +29,13 @@ from zgcompile.frontend.training_flags import find
 from zgcompile.frontend.undo import undo_around
 from zgcompile.ir.bounds import Observed
 from zgcompile.ir.draws import KeyedDraws
-from zgcompile.ir.envelope import Envelope, EnvelopeWarning
+from zgcompile.ir.envelope import Envelope
 from zgcompile.ir.lowered import ConstantOutput, LoweredStep, NumberOutput, SizeOutput, TensorOutput
 from zgcompile.ir.sizes import evaluate
 from zgcompile.ir.source import code_line, raised_by_user, user_line_from_stack_trace, user_line_from_traceback
 from zgcompile.ir.spans import Span
 from zgcompile.ir.status import Failure, decisive
 from zgcompile.pipeline import canonical
-
-MANY_OVERFLOWS = 8
 
 
 class Specialisation:
@@ -187,6 +185,7 @@ class Specialisation:
     def overflow(self, call: Call, lifted: list[torch.Tensor]) -> Any:
         """Run once more, exactly, with the same numbers; re-fit when it happens more often than the fit says."""
         assert self.replay is not None
+        self.capacities.warn_of_overflows(self.outgrown)
         self.counters.overflows += 1
         self.outgrown += 1
         before = self.capacities.exact
@@ -195,14 +194,6 @@ class Specialisation:
         counts = after[-1] if after is not before else None
         if self.capacities.overflowed(self.replay.lowered, self.observed, counts):
             self.replay = None
-        if self.outgrown >= MANY_OVERFLOWS and not self.capacities.said_too_small:
-            self.capacities.said_too_small = True
-            warnings.warn(
-                f"{code_line(self.fn)}: {MANY_OVERFLOWS} calls in a row needed more than the capacities hold, and ran "
-                "at exact sizes\n  instead: pass batches of one length, or Envelope(headroom=) with a larger factor",
-                EnvelopeWarning,
-                stacklevel=2,
-            )
         return result
 
     # -- fitting
