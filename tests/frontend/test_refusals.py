@@ -40,6 +40,20 @@ def branch_in_a_helper(w):
 
 
 @refused(CaptureRefused)
+def a_branch_whose_refusal_is_caught(w):
+    def step(seeds):
+        loss = w.loss(seeds)
+        try:
+            if loss > 100:  # HERE
+                loss = loss * 0
+        except Exception:
+            pass
+        w.train(loss)
+
+    return step
+
+
+@refused(CaptureRefused)
 def loop_over_a_device_count(w):
     def step(seeds):
         rounds = w.y[seeds].max()

@@ -110,7 +110,9 @@ def _captured(
             as_found,
         )
         with session.undone():
-            return trace(request)
+            result = trace(request)
+            result.shape_env.raise_swallowed()
+            return result
 
     first = traced(FIRST_ROWS)
     second = traced(SECOND_ROWS)

@@ -7,12 +7,17 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    free_unbacked_symbols,
+)
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from zgcompile.errors import SourceLine
 from zgcompile.frontend.refusal import LoopWatch
-from zgcompile.ir.source import current_user_line
+from zgcompile.ir.source import current_user_line, user_line_from_traceback
 
 SMALLEST_TRACED_SIZE = 2
 
@@ -42,6 +47,7 @@ class EnvelopeShapeEnv(ShapeEnv):
         self.preconditions: dict[tuple[sympy.Basic, bool], Precondition] = {}
         self.recording = True
         self.loops = LoopWatch()
+        self.undecided: list[GuardOnDataDependentSymNode] = []
 
     def _constrain_range_for_size(self, a: sympy.Symbol, min: int | None = None, max: int | None = None) -> None:
         lower = SMALLEST_TRACED_SIZE if min is None or min < SMALLEST_TRACED_SIZE else min
@@ -56,10 +62,23 @@ class EnvelopeShapeEnv(ShapeEnv):
         fallback_value: bool | None = None,
         **options: Any,
     ) -> sympy.Basic:
-        value = super().evaluate_expr(orig_expr, hint, fx_node, size_oblivious, fallback_value, **options)
+        try:
+            value = super().evaluate_expr(orig_expr, hint, fx_node, size_oblivious, fallback_value, **options)
+        except GuardOnDataDependentSymNode as error:
+            self.undecided.append(error)
+            raise
         if self.recording and fallback_value is None:
             self._record(orig_expr, value)
         return value
+
+    def raise_swallowed(self) -> None:
+        """Raise anew a decision that could not be made and that the user's own `except` has caught: the trace went
+        where eager does not. One that a library caught below the user's code, who knew what to do then, shows by its
+        traceback, which ends in the frame that caught it."""
+        errors, self.undecided = self.undecided, []  # their tracebacks hold the trace's frames
+        for error in errors:
+            if user_line_from_traceback(error.__traceback__) is not None:
+                raise error
 
     def _record(self, expr: sympy.Basic, value: sympy.Basic) -> None:
         symbols = free_unbacked_symbols(expr)
