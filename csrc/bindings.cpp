@@ -142,9 +142,11 @@ PYBIND11_MODULE(_native, m) {
           {{"length", length}});
   });
 
-  m.def("publish", [](uintptr_t metadata, int64_t size, uintptr_t launch, uintptr_t published, uintptr_t stream) {
-    check(zg::publish(at<int64_t>(metadata), size, at<int64_t>(launch), at<int64_t>(published), stream_at(stream)),
-          "publish", {{"size", size}});
+  m.def("publish", [](uintptr_t metadata, int64_t size, int64_t checks, uintptr_t launch, uintptr_t published,
+                      uintptr_t stream) {
+    check(zg::publish(at<int64_t>(metadata), size, checks, at<int64_t>(launch), at<int64_t>(published),
+                      stream_at(stream)),
+          "publish", {{"size", size}, {"checks", checks}});
   });
 
   m.def("await_record", &await_record, py::arg("record"), py::arg("launch"), py::arg("stream"), py::arg("timeout"),

@@ -53,11 +53,11 @@ def lower(
         results, checks = lowering.run_flat([*arguments, *lifted])
         metadata, found = _metadata(lowering.context, checks, bounds)
         # Here the status of several ranks can be combined: the record and every gate below are made of `metadata`.
-        published = torch.ops.zgcompile.publish(metadata, launch)
+        published = torch.ops.zgcompile.publish(metadata, launch, len(checks))
+        good = published[1] != 0
         layout.append(found)
         returned, described = _returned(program, results, lowering.context)
         outputs.extend(described)
-        good = ~metadata[: len(checks)].any() if checks else torch.ones((), dtype=torch.bool, device=device)
         for write in program.state_writes:
             _write_gated(good, lifted[write.lifted], lowering.context.raw(results[write.output]))
         for buffer, gradient in zip(buffers, gradients, strict=True):
@@ -90,7 +90,10 @@ def _metadata(
     counts = [(s, c) for s, c in context.true_counts.items()]
     slots = tuple(CountSlot(s, bounds.caps.get(s), bounds.names.get(s, str(s))) for s, _ in counts)
     values = [*flags, *[c.to(torch.int64).reshape(()) for _, c in counts]]
-    metadata = torch.stack(values) if values else torch.zeros(0, dtype=torch.int64, device=context.device)
+    if values:
+        metadata = torch.ops.zgcompile.stack_scalars(values)
+    else:
+        metadata = torch.zeros(0, dtype=torch.int64, device=context.device)
     return metadata, MetadataLayout(tuple(check for check, _ in checks), slots)
 
 

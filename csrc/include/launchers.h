@@ -42,8 +42,9 @@ cudaError_t index_put(const void* self, int64_t rows, const void* index, int id_
 // `words` holds 2 x ceil(length / 16) bytes.
 cudaError_t pack_bits(const uint8_t* flags, int64_t length, void* words, cudaStream_t stream);
 
-// `launch` points to {launch id, address of a host-mapped record of 1 + size int64, or 0}.
-cudaError_t publish(const int64_t* metadata, int64_t size, const int64_t* launch, int64_t* published,
-                    cudaStream_t stream);
+// `launch` points to {launch id, address of a host-mapped record of 1 + size int64, or 0}; `published` to 2 int64, the
+// launch id and whether the first `checks` words of the metadata are all zero.
+cudaError_t publish(const int64_t* metadata, int64_t size, int64_t checks, const int64_t* launch,
+                    int64_t* published, cudaStream_t stream);
 
 }  // namespace zgcompile

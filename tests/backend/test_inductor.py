@@ -53,6 +53,24 @@ def test_products_accumulate_in_place(fresh_cache):
         torch.testing.assert_close(function(*args), expected, rtol=1e-5, atol=1e-5)
 
 
+def status(x, ids, cap):
+    """As a step's metadata: checks of all kinds, and counts. More pieces than Inductor stacks in one kernel."""
+    checks = [(ids >= cap).any(), x.isnan().any(), (ids < 0).any(), cap > 5, cap == 7, (x > 3).any()]
+    counts = [ids.sum(), cap * 2, cap, ids.max(), (ids == 3).sum(), cap + ids[0]]
+    words = torch.ops.zgcompile.stack_scalars([v.to(torch.int64) for v in (*checks, *counts)])
+    return [words, words * 2]
+
+
+def status_inputs(device="cpu"):
+    return torch.randn(50, device=device), torch.arange(40, device=device), torch.tensor(7, device=device)
+
+
+def test_scalars_are_stacked_in_order(fresh_cache):
+    args = status_inputs()
+    for got, want in zip(compiled(status, *args)(*args), status(*args), strict=True):
+        assert torch.equal(got, want)
+
+
 def test_a_second_compilation_is_read_from_the_disk(inputs, fresh_cache):
     from torch._dynamo.utils import counters
 
@@ -88,3 +106,22 @@ def test_the_same_bits_on_a_gpu(size):
     expected = [bits, bernoulli_from_bits(bits, 0.3), uniform_from_bits(bits, torch.float32) * 2]
     for got, want in zip(compiled(draw, KEY.cuda())(KEY.cuda()), expected, strict=True):
         assert torch.equal(got.cpu(), want)
+
+
+@pytest.mark.gpu
+def test_the_stack_of_a_status_is_one_kernel(fresh_cache):
+    def plain(*scalars):
+        return [torch.ops.zgcompile.stack_scalars([s + i for i, s in enumerate(scalars)])]
+
+    args = [torch.tensor(10 * i, device="cuda") for i in range(40)]
+    function = compiled(plain, *args)
+    (got,) = function(*args)
+    assert got.tolist() == [11 * i for i in range(40)]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+        function(*args)
+        torch.cuda.synchronize()
+    kernels = [e.name for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    assert len(kernels) == 1, kernels
+    on_gpu = status_inputs("cuda")
+    for got, want in zip(compiled(status, *on_gpu)(*on_gpu), status(*on_gpu), strict=True):
+        assert torch.equal(got, want)

@@ -25,7 +25,7 @@ OPTIONS: dict[str, Any] = {
     "reorder_for_locality": False,
     "reorder_for_peak_memory": False,
 }
-CACHE_TAG = "zgcompile lowerings 1"  # a new number whenever the lowerings below make other code
+CACHE_TAG = "zgcompile lowerings 2"  # a new number whenever the lowerings below make other code
 
 
 def compile_with_inductor(fx_graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
@@ -84,6 +84,20 @@ def _register_lowerings() -> None:
 
         return Pointwise.create(device=bits.get_device(), dtype=torch.bool, inner_fn=inner, ranges=list(size))
 
+    def stack_scalars(scalars: Sequence[Any]) -> Any:
+        """One loop over the pieces, which are computed in it; as a concatenation, each would be a kernel."""
+        loads = [scalar.make_loader() for scalar in scalars]
+
+        def inner(index: Sequence[Any]) -> Any:
+            position = ops.index_expr(index[0], torch.int64)
+            value = loads[-1]([])
+            for i, load in enumerate(loads[:-1]):
+                value = ops.where(ops.eq(position, ops.constant(i, torch.int64)), load([]), value)
+            return value
+
+        device = scalars[0].get_device()
+        return Pointwise.create(device=device, dtype=torch.int64, inner_fn=inner, ranges=[len(loads)])
+
     def accumulate_mm(total: Any, left: Any, right: Any) -> Any:
         """In place: the op promises that nothing else reads `total`."""
         total.realize()
@@ -94,6 +108,7 @@ def _register_lowerings() -> None:
     for op, lowering in (
         (own.keyed_bits, keyed_bits),
         (own.unpack_bits, unpack_bits),
+        (own.stack_scalars, stack_scalars),
         (own.accumulate_mm, accumulate_mm),
     ):
         register_lowering(op.default, type_promotion_kind=None)(lowering)

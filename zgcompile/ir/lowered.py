@@ -50,8 +50,8 @@ Output = TensorOutput | SizeOutput | NumberOutput | ConstantOutput
 class LoweredStep:
     """Placeholders, in order: the launch block (launch id, record address); the key; the lengths; the argument buffers
     at cap; one float64 vector of hyperparameters; the lifted tensors; the gradient buffers. Outputs, in order: the
-    metadata buffer, the published launch id, the returned tensors at cap. State and gradient buffers are written in
-    place by `copy_`, gated by the status.
+    metadata buffer, what `zgcompile::publish` returns, the returned tensors at cap. State and gradient buffers are
+    written in place by `copy_`, gated by the status.
     """
 
     fx_graph: GraphModule

@@ -13,6 +13,7 @@ from zgcompile.kernels import (
     pack_bits,
     publish,
     repeat_interleave,
+    stack_scalars,
     unique,
 )
 from zgcompile.kernels._define import KERNELS
@@ -31,6 +32,7 @@ __all__ = [
     "publish",
     "registered_kernels",
     "repeat_interleave",
+    "stack_scalars",
     "unique",
 ]
 
