@@ -8,17 +8,18 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves, tree_map
 
+from zgcompile.ir.demands import is_demand
 from zgcompile.ir.program import StepProgram
 from zgcompile.pass_base import Pass
 
 aten = torch.ops.aten
 FORWARDED = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
-DROPPED_NAMES = ("profiler.", "_assert_scalar", "sym_constrain_range", "_assert_async", "_assert_tensor_metadata")
+DROPPED_NAMES = ("profiler.", "_assert_scalar", "sym_constrain_range", "_assert_tensor_metadata")
 
 
 class Canonicalise(Pass):
-    """Removes profiler marks, runtime asserts (now device checks) and detaches; merges equal pure nodes; removes dead
-    ones."""
+    """Removes profiler marks, runtime asserts on sizes (now device checks) and detaches; merges equal pure nodes;
+    removes dead ones."""
 
     name = "canonicalise"
 
@@ -30,10 +31,10 @@ class Canonicalise(Pass):
         }
 
         def is_kept(node: Node) -> bool:
-            """A size that a condition of the trace is about is counted even where nothing else needs it."""
-            return node.op in ("placeholder", "output") or not decisive.isdisjoint(
-                node.meta.get("unbacked_bindings") or {}
-            )
+            """What eager demands of values stays, and a size that a condition of the trace is about is counted even
+            where nothing else needs it."""
+            bound = node.meta.get("unbacked_bindings") or {}
+            return node.op in ("placeholder", "output") or is_demand(node) or not decisive.isdisjoint(bound)
 
         _drop(graph)
         graph.eliminate_dead_code(is_impure_node=is_kept)

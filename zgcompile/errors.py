@@ -58,6 +58,11 @@ class BadInput(ZgError):
 class StepError(ZgError):
     """The batch itself is wrong where eager would raise too, e.g. an index out of range. No state was changed."""
 
+    @classmethod
+    def of_batch(cls, what: str, where: SourceLine | None) -> StepError:
+        """The error for a batch that cannot be run."""
+        return cls(f"{what}; nothing was changed", where=where, advice="check the batch that was passed in")
+
 
 class InternalError(ZgError):
     """An invariant of zgcompile broke: a bug of ours, not of the user's code."""

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch.fx import Interpreter, Node
 from torch.utils._pytree import tree_leaves
@@ -16,6 +17,7 @@ from zgcompile.passes.rules.table import find_rule
 from zgcompile.errors import InternalError, UnsupportedOp
 from zgcompile.ir.bounded import Bounded, Number, Pad, Size, as_size
 from zgcompile.ir.bounds import Bounds
+from zgcompile.ir.demands import is_demand
 from zgcompile.ir.program import StepProgram
 from zgcompile.ir.sizes import SYMBOLIC, evaluate, upper_bound
 from zgcompile.ir.source import user_line_from_stack_trace
@@ -24,6 +26,7 @@ from zgcompile.ir.status import Check, Failure
 
 aten = torch.ops.aten
 BOUNDED = (Bounded, Size, Number)
+DIVISIONS = {operator.floordiv, operator.mod, operator.truediv}
 Poison = Callable[[torch.dtype], Any]
 Place = tuple[str, int]  # a value of the FX graph: its node, and its position where the node has several
 
@@ -84,6 +87,8 @@ class Lowering(Interpreter):
         if n.target is operator.getitem:
             return self.env[n.args[0]][n.args[1]]  # type: ignore[index]
         if isinstance(value, SYMBOLIC) and n.target is not aten._local_scalar_dense.default:
+            if n.target in DIVISIONS:
+                self._check_divisor(n)
             return self._symbolic(n, value)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if not self._is_dynamic(n, args, kwargs):
@@ -107,9 +112,19 @@ class Lowering(Interpreter):
             return float_expression(self.context, node, args)
         return None  # comparisons of sizes became conditions
 
+    def _check_divisor(self, node: Node) -> None:
+        """Python raises for a count divided by a count of 0; the device does not."""
+        divisor = self.fetch_args_kwargs_from_env(node)[0][1]
+        if isinstance(divisor, Size):
+            zero = evaluate(sympy.Eq(divisor.expr, 0), self.context.true_count, {})
+            if isinstance(zero, torch.Tensor):
+                self.context.check(zero, Failure.EXCEPTION, f"division by {divisor.expr} == 0", node)
+
     def _is_dynamic(self, node: Node, args: Any, kwargs: Any) -> bool:
         if node.meta.get("unbacked_bindings") or node.target is aten.repeat_interleave.Tensor or _has_mask_index(node):
             return True  # of static sizes too, since eager waits for the device
+        if is_demand(node):
+            return True
         if any(isinstance(a, BOUNDED) for a in tree_leaves((args, kwargs), is_leaf=lambda v: isinstance(v, BOUNDED))):
             return True
         outs = [v for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]

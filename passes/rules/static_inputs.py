@@ -19,11 +19,11 @@ def static_inputs(program: StepProgram, bounds: Bounds, device: torch.device) ->
     gradient buffers."""
     placeholders = program.placeholders
     first_lifted = program.first_lifted()
-    arguments = placeholders[1 + program.lengths : first_lifted - len(program.hyperparameters)]
     scalar = torch.empty((), dtype=torch.int64, device=device)
     inputs = [torch.empty(2, dtype=torch.int64, device=device)]
     inputs += [scalar, *[scalar.clone() for _ in range(program.lengths)]]
-    inputs += [_argument_buffer(p, c, device) for p, c in zip(arguments, argument_caps(program, bounds), strict=True)]
+    caps = argument_caps(program, bounds)
+    inputs += [_argument_buffer(p, c, device) for p, c in zip(program.argument_placeholders, caps, strict=True)]
     inputs.append(torch.empty(len(program.hyperparameters), dtype=torch.float64, device=device))
     inputs += [_like(p.meta["val"]) for p in placeholders[first_lifted:]]
     graded = [w for w in program.gradient_writes if w.output is not None]

@@ -16,7 +16,7 @@ from zgcompile.ir.source import user_line_from_stack_trace
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
 MODULES = (
-    "arguments", "contraction", "counting", "draws", "extremes", "index_put", "indexing",
+    "arguments", "contraction", "counting", "demands", "draws", "extremes", "index_put", "indexing",
     "joining", "losses", "masks", "pointwise",
     "reductions", "rowwise", "scans", "scatter", "shaping", "slicing", "sorting", "unique", "variance", "views",
 )  # fmt: skip

@@ -385,3 +385,17 @@ def test_not_a_function():
         zgcompile.compile(lambda s: s, warmup=0)
     with pytest.raises(ZgError):
         zgcompile.compile(lambda s: s, lowering="magic")
+
+
+def test_a_compiled_step_inside_a_step():
+    inner = zgcompile.compile(lambda x: x.sum(), warmup=1)
+
+    def outer(x):
+        return inner(x) * 2
+
+    with pytest.raises(CaptureRefused, match=r"inside another step(.|\n)*\.fn\("):
+        zgcompile.compile(outer, warmup=1)(torch.ones(4))
+    assert inner.stats.traces == 0
+
+    direct = zgcompile.compile(lambda x: inner.fn(x) * 2, warmup=1)
+    assert [float(direct(torch.ones(n))) for n in (4, 4, 3)] == [8, 8, 6]

@@ -11,19 +11,19 @@ import torch
 from torch.fx import Interpreter, Node
 from torch.utils._pytree import key_get
 
-from zgcompile.ir.program import Condition, StepProgram
+from zgcompile.backend.checked_indices import CHECKED, refuse_out_of_range
+from zgcompile.errors import StepError
+from zgcompile.ir.demands import LINALG_ERRORS, is_demand, message_of
+from zgcompile.ir.program import StepProgram
 from zgcompile.ir.sizes import evaluate
+from zgcompile.ir.source import user_line_from_stack_trace
 
 UNIQUE = (torch.ops.aten._unique2.default,)
 
 
 class ConditionFailed(Exception):
-    """A comparison that the trace decided came out otherwise, so the dynamic FX graph is not the user's step for this
-    batch."""
-
-    def __init__(self, condition: Condition) -> None:
-        super().__init__(str(condition.expr))
-        self.condition = condition
+    """The dynamic FX graph is not the user's step for this batch: a comparison that the trace decided came out
+    otherwise, or an op failed where the step may handle the exception."""
 
 
 @dataclass
@@ -36,9 +36,9 @@ class ExactRun:
 
 
 class _Exact(Interpreter):
-    def __init__(self, program: StepProgram) -> None:
+    def __init__(self, program: StepProgram, on_gpu: bool) -> None:
         super().__init__(program.fx_graph)
-        self.program = program
+        self.program, self.on_gpu = program, on_gpu
         self.counts: dict[sympy.Symbol, int] = {}
         self.ids: dict[str, tuple[int, int]] = {}
 
@@ -48,6 +48,11 @@ class _Exact(Interpreter):
         return self.counts[self.program.shape_env.replace(symbol)] if known is None else known
 
     def run_node(self, n: Node) -> Any:
+        if is_demand(n):
+            return self.ask(n)
+        if n.target in CHECKED and self.on_gpu:
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            refuse_out_of_range(n.target, *args, **kwargs)
         if n.target in UNIQUE:
             ids = self.env[n.args[0]]  # type: ignore[index]
             if ids.numel() and not ids.dtype.is_floating_point and ids.dtype != torch.bool:
@@ -60,17 +65,28 @@ class _Exact(Interpreter):
                 self.counts[symbol] = int(value)
         return result
 
+    def ask(self, node: Node) -> None:
+        """On the host: a kernel's assertion would end the process's use of the device."""
+        value: torch.Tensor = self.env[node.args[0]]  # type: ignore[index]
+        if node.target is LINALG_ERRORS:
+            if bool(value.any()):
+                raise ConditionFailed(f"{node.args[1]} fails")
+        elif not bool(value):
+            where = user_line_from_stack_trace(node.meta.get("stack_trace") or "")
+            raise StepError.of_batch(message_of(node), where)
+
 
 def run_exact(program: StepProgram, inputs: Sequence[Any]) -> ExactRun:
     """Run once, writing nothing: the caller stores the new state when all is well.
 
     Raises:
         ConditionFailed: the trace does not hold for this batch; nothing was written.
+        StepError: an assertion of the step does not hold; nothing was written.
     """
-    interpreter = _Exact(program)
+    interpreter = _Exact(program, on_gpu=inputs[0].is_cuda)
     with torch.no_grad():
         outputs = interpreter.run(*inputs, enable_io_processing=False)
     for condition in program.conditions:
         if bool(evaluate(condition.expr, interpreter.count, {})) != condition.value:
-            raise ConditionFailed(condition)
+            raise ConditionFailed(str(condition.expr))
     return ExactRun(list(outputs), interpreter.counts, interpreter.ids)

@@ -11,11 +11,10 @@ from functools import cached_property
 import numpy as np
 import sympy
 import torch
-from torch.fx import Node
 
+from zgcompile.backend.checked_indices import direct_limits
 from zgcompile.backend.replay import Launch
 from zgcompile.frontend.batch_pool import BatchPool
-from zgcompile.frontend.checked_indices import direct_limits
 from zgcompile.frontend.given_batches import given_batches
 from zgcompile.frontend.host_random import HostRandom
 from zgcompile.frontend.prefix import SamplingPrefix, value_inputs
@@ -102,18 +101,13 @@ class Calibrator:
         lifted = placeholders[self.program.first_lifted() :]
         written = {lifted[w.lifted] for w in self.program.state_writes}
         written |= {node for node, entry in zip(lifted, self.program.lifted, strict=True) if entry.kind == "grad"}
-        varying = {placeholders[0], *self._arguments}
+        varying = {placeholders[0], *self.program.argument_placeholders}
         inputs = value_inputs(self.program.fx_graph.graph)
         decided = set()
         for node, reads in inputs.items():
             if reads & varying and not reads & written:
                 decided |= set(node.meta.get("unbacked_bindings") or {})
         return SamplingPrefix(self.program, self.open_sizes & decided)
-
-    @property
-    def _arguments(self) -> Sequence[Node]:
-        first = 1 + self.program.lengths
-        return self.program.placeholders[first : first + len(self.program.arguments)]
 
     def dry(self, run: DryRun, observed: Observed, full: Sequence[Counts]) -> tuple[Envelope, EnvelopeFit | None]:
         """The envelope from dry runs, or by headroom with the reason. `full`: counts of calls with full batches, which
@@ -173,7 +167,7 @@ class Calibrator:
     def tables(self) -> dict[int, int]:
         """Rows of the smallest table that each argument indexes as it is, by argument."""
         limits, rows = direct_limits(self.program.fx_graph.graph), dict[int, int]()
-        for i, placeholder in enumerate(self._arguments):
+        for i, placeholder in enumerate(self.program.argument_placeholders):
             found = [limits[node] for node in (placeholder, *placeholder.users) if node in limits]
             if found:
                 rows[i] = min(found)

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from zgcompile.errors import BadInput
+from zgcompile.errors import BadInput, CaptureRefused
 from zgcompile.frontend.arguments import Arguments, check_arguments, check_not_empty, length_groups
 from zgcompile.frontend.bound_steps import BoundSteps
 from zgcompile.frontend.call import Call
@@ -19,8 +20,9 @@ from zgcompile.frontend.many_captures import MANY_CAPTURES, warn_of_many_capture
 from zgcompile.frontend.specialisation import Specialisation
 from zgcompile.frontend.stats import Counters, Stats
 from zgcompile.frontend.training_flags import leave
-from zgcompile.ir.draws import DrawStream
+from zgcompile.ir.draws import DrawStream, KeyedDraws
 from zgcompile.ir.envelope import Envelope
+from zgcompile.ir.source import adopt, current_user_line
 from zgcompile.keyed_numbers import step_key
 
 GRADIENT_PATTERNS = 4  # captures of one step that differ in which gradients are None
@@ -28,7 +30,8 @@ LOWERINGS = ("inductor", "aten", "reference")
 
 
 class CompiledStep:
-    """A step function under zgcompile. Call it as the original; it owns everything from sampling to the optimizer.
+    """A step function under zgcompile, which is `fn`. Call it as the original; it owns everything from sampling to the
+    optimizer.
 
     The first `warmup` calls train at exact sizes and are counted; then the step is lowered, captured and replayed.
     Returned tensors are fresh and carry no autograd history; a returned `float(x)` or `x.item()` is a number that waits
@@ -64,6 +67,7 @@ class CompiledStep:
             raise BadInput(
                 f"envelope={envelope!r} is no Envelope", advice="write envelope=zgcompile.Envelope(headroom=...)"
             )
+        adopt(fn)
         self.fn, self.warmup, self.envelope, self.lowering = fn, warmup, envelope or Envelope(), lowering
         self.modules, self.optimizers = modules, optimizers
         self.specialisations: list[Specialisation] = []
@@ -100,6 +104,13 @@ class CompiledStep:
         One that waits for a gradient, or for none, runs the function itself the first time; when that happens again
         (gradients are accumulated over several calls) the step is captured on the gradients that there are.
         """
+        if any(isinstance(mode, KeyedDraws) for mode in _get_current_dispatch_mode_stack()):
+            name = getattr(self.fn, "__name__", "step")
+            raise CaptureRefused(
+                f"the compiled step {name} is called inside another step",
+                where=current_user_line(),
+                advice=f"call the function itself there: {name}.fn(...)",
+            )
         waiting: list[Specialisation] = []
         for candidate in self.specialisations:
             guards = candidate.guards

@@ -18,6 +18,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from zgcompile.errors import CaptureRefused, SourceLine
 from zgcompile.frontend.trace import Traced
+from zgcompile.ir.demands import demand
 from zgcompile.ir.program import ArgumentInput, Condition, GradientWrite, StateWrite, StepProgram
 from zgcompile.ir.source import user_line_from_stack_trace
 
@@ -87,6 +88,7 @@ def functionalise(traced: Traced, arguments: list[ArgumentInput], lengths: int) 
 
     # Their common type is OperatorBase, make_fx wants OpOverload: these are.
     decompositions: dict[Any, Callable[..., Any]] = get_decompositions(DECOMPOSED)
+    decompositions[aten.binary_cross_entropy.default] = checked_binary_cross_entropy
 
     def run(*flat: Any) -> Any:
         return symbols.run(*flat, enable_io_processing=False)
@@ -113,11 +115,21 @@ def functionalise(traced: Traced, arguments: list[ArgumentInput], lengths: int) 
     return program
 
 
+def checked_binary_cross_entropy(
+    self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = 1
+) -> torch.Tensor:
+    """aten.binary_cross_entropy in parts, with what its kernels assert and its decomposition leaves out."""
+    for name, values in (("input", self), ("target", target)):
+        demand(((values >= 0) & (values <= 1)).all(), f"binary_cross_entropy needs an {name} in [0, 1]")
+    op = aten.binary_cross_entropy.default
+    return get_decompositions([op])[op](self, target, weight, reduction)
+
+
 def _runtime_asserts(program: StepProgram, renamed: Mapping[sympy.Symbol, sympy.Basic]) -> list[Condition]:
     """What tracing left to be true at run time (`x[1:] + y` needs equal sizes, `narrow` an end inside the source), as
     conditions: a batch that breaks one runs the user's own function, which raises as eager does. What holds for every
     count is left out."""
-    born = {s for n in program.fx_graph.graph.nodes for s in (n.meta.get("unbacked_bindings") or {})}
+    born = {s: n for n in program.fx_graph.graph.nodes for s in (n.meta.get("unbacked_bindings") or {})}
     found: dict[sympy.Basic, Condition] = {}
     for asserts in program.shape_env.deferred_runtime_asserts.values():
         for runtime_assert in asserts:
@@ -125,14 +137,19 @@ def _runtime_asserts(program: StepProgram, renamed: Mapping[sympy.Symbol, sympy.
             if (
                 not isinstance(expr, sympy.logic.boolalg.Boolean)
                 or not expr.free_symbols
-                or not expr.free_symbols <= born
+                or not expr.free_symbols <= born.keys()
             ):
                 continue
-            anything = {s: ValueRanges(0, int_oo) for s in expr.free_symbols}
+            anything = {s: ValueRanges(_least(born[s]), int_oo) for s in expr.free_symbols}
             if all(s.is_integer for s in anything) and not bound_sympy(expr, anything).is_singleton():
                 where = user_line_from_stack_trace("".join(runtime_assert.stack.format()))
                 found.setdefault(expr, Condition(expr, True, where))
     return list(found.values())
+
+
+def _least(binder: Node) -> Any:
+    """The least value of a symbol: a count is at least 0, an item may be anything."""
+    return -int_oo if binder.target is aten._local_scalar_dense.default else 0
 
 
 def _equalities(shape_env: Any) -> list[tuple[sympy.Symbol, sympy.Symbol]]:

@@ -8,7 +8,7 @@ import random
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from enum import Enum
-from types import CellType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -252,15 +252,18 @@ class NamesForm(Form):
         return _Maybe(owner)
 
 
+METHODS = (FunctionType, staticmethod, classmethod, property)
+
+
 class ClassForm(Form):
-    """A user class's own scalars and containers; methods, descriptors and dunders are not state."""
+    """A user class's own scalars, containers and methods; other descriptors and dunders are not state."""
 
     def read(self, owner: type) -> dict[Any, Any]:
         return {
             name: value
             for name, value in vars(owner).items()
             if not (name.startswith("__") and name.endswith("__"))
-            and (is_plain(value) or isinstance(value, (torch.Tensor, list, dict, set, tuple, deque)))
+            and (is_plain(value) or isinstance(value, (torch.Tensor, list, dict, set, tuple, deque, *METHODS)))
         }
 
     def write(self, owner: type, saved: dict[Any, Any]) -> None:

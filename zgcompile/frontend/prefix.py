@@ -10,7 +10,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import key_get
 
-from zgcompile.frontend.checked_indices import insert_checks
+from zgcompile.backend.checked_indices import insert_checks
 from zgcompile.ir.program import StepProgram
 
 
@@ -57,11 +57,9 @@ class SamplingPrefix:
         graph.output(tuple(copies[node] for node, _ in self.binders))
         self.module = GraphModule(program.fx_graph, graph, "SamplingPrefix")
         self.inputs = [i for i, p in enumerate(program.placeholders) if p in needed]
-        first = 1 + program.lengths
         reads = value_inputs(program.fx_graph.graph)
         decisive = frozenset().union(*(reads[node] for node, _ in self.binders))
-        arguments = program.placeholders[first : first + len(program.arguments)]
-        self.arguments = [i for i, p in enumerate(arguments) if p in decisive]
+        self.arguments = [i for i, p in enumerate(program.argument_placeholders) if p in decisive]
 
     def counts(self, inputs: Sequence[Any]) -> list[int]:
         """The count of each of `symbols`, in order; `inputs` are those of the whole program. Raises what an op

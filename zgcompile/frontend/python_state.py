@@ -17,6 +17,7 @@ from zgcompile.frontend.held_state import (
     CLASS,
     LONG,
     MAPPING,
+    METHODS,
     SEQUENCE,
     SET,
     SLOTS,
@@ -215,6 +216,8 @@ class PythonSnapshot:
                 continue
             if attributes and not self.reached.reads(owner, key):
                 continue
+            if form is CLASS and isinstance(value, METHODS) and key not in self.reached.names:
+                continue
             if self._quiet(node, key) or (hyper and _is_hyper(value)):
                 continue
             if isinstance(value, (ModuleType, type, BuiltinFunctionType)):
@@ -233,13 +236,8 @@ class PythonSnapshot:
     def _shadows(self, owner: object, saved: dict[Any, Any]) -> Iterator[str]:
         """Attributes of the class that the step reads and that an attribute of the instance would hide."""
         for kind in type(owner).__mro__:
-            for key, value in vars(kind).items():
-                if (
-                    key not in saved
-                    and not key.startswith("__")
-                    and not callable(value)
-                    and self.reached.reads(owner, key)
-                ):
+            for key in vars(kind):
+                if key not in saved and not key.startswith("__") and self.reached.reads(owner, key):
                     yield key
 
     def _tensors_of_set(self, node: Node) -> None:

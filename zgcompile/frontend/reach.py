@@ -24,6 +24,7 @@ from zgcompile.frontend.held_state import (
     CLASS,
     LONG,
     MAPPING,
+    METHODS,
     SEQUENCE,
     SET,
     SLOTS,
@@ -36,7 +37,7 @@ from zgcompile.frontend.held_state import (
     contents_of,
     is_plain,
 )
-from zgcompile.ir.source import is_user_file
+from zgcompile.ir.source import cached_by_files, is_user_file
 
 ENTRY_LIMIT = 50_000
 LONG_NUMBERS = 1_000
@@ -82,7 +83,7 @@ def _names_of(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(used), frozenset(names)
 
 
-@functools.lru_cache(maxsize=4096)
+@cached_by_files
 def is_user_class(kind: type) -> bool:
     """True for a class whose body stands in a user file."""
     module = sys.modules.get(kind.__module__)
@@ -126,7 +127,7 @@ _DYNAMIC_READS = {"vars", "__dict__", "asdict", "astuple", "getattr", "attrgette
 _MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
 
 
-@functools.lru_cache(maxsize=4096)
+@cached_by_files
 def _only_user_code_reads(kind: type) -> bool:
     """A class of which no library code reads an attribute of the user's: only the user's own and nn.Module are above
     it."""
@@ -192,6 +193,8 @@ class _Walk:
             kind: type = type(node.owner)
             own = node.form in (ATTRIBUTES, SLOTS) and _only_user_code_reads(kind)
             for key, value in node.saved.items():
+                if node.form is CLASS and isinstance(value, METHODS):
+                    continue  # followed when its name is used
                 found = functools.partial(
                     self.push, value, node.entry(key), node.origin * (not node.path), node.entry_leaf(key)
                 )

@@ -3,6 +3,7 @@ status."""
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map, tree_unflatten
 
+from zgcompile.backend.checked_indices import CheckedIndices
 from zgcompile.backend.cuda_graph import CudaGraphReplay
 from zgcompile.backend.deferred import DeferredNumber
 from zgcompile.backend.exact import ConditionFailed, ExactRun, run_exact
 from zgcompile.backend.replay import Launch, ReferenceReplay, Replay, Replayed
-from zgcompile.errors import CaptureWarning, StepError, ZgError
+from zgcompile.errors import BadInput, CaptureWarning, StepError, ZgError
 from zgcompile.frontend.arguments import Arguments
 from zgcompile.frontend.call import Call
 from zgcompile.frontend.capacities import Capacities
@@ -99,11 +101,13 @@ class Specialisation:
         self.warmed += self.replay is None
         undo = undo_around(self, call.leaves)
         try:
-            with KeyedDraws(torch.tensor(call.key, dtype=torch.int64, device=self.captured.device)):
+            device = self.captured.device
+            checked = CheckedIndices() if device.type == "cuda" else contextlib.nullcontext()
+            with checked, KeyedDraws(torch.tensor(call.key, dtype=torch.int64, device=device)):
                 result = self.fn(*call.args, **call.kwargs)
         except BaseException as error:
             undo.restore()
-            if isinstance(error, (IndexError, RuntimeError, ValueError)) and not raised_by_user(error):
+            if isinstance(error, (BadInput, IndexError, RuntimeError, ValueError)) and not raised_by_user(error):
                 raise _step_error(error) from error
             raise
         call.happened = True
@@ -169,18 +173,16 @@ class Specialisation:
         return self.results(replayed)
 
     def failed(self, replayed: Replayed, call: Call, lifted: list[torch.Tensor]) -> Any:
-        """Nothing was written. A capacity runs the batch again at exact sizes; a precondition, the user's function; a
-        user error raises."""
+        """Nothing was written. A capacity runs the batch again at exact sizes; a precondition or an exception, the
+        user's function; a user error raises."""
         assert self.replay is not None
         check = decisive(self.replay.lowered.layout.failed(replayed.metadata))
         if check.failure is Failure.CAPACITY:
             return self.overflow(call, lifted)
-        if check.failure is Failure.PRECONDITION:
+        if check.failure in (Failure.PRECONDITION, Failure.EXCEPTION):
             self.counters.preconditions += 1
             return self.run_user_function(call)
-        raise StepError(
-            f"{check.what}; nothing was changed", where=check.where, advice="check the batch that was passed in"
-        )
+        raise StepError.of_batch(check.what, check.where)
 
     def overflow(self, call: Call, lifted: list[torch.Tensor]) -> Any:
         """Run once more, exactly, with the same numbers; re-fit when it happens more often than the fit says."""
@@ -344,10 +346,10 @@ def _detached(value: Any) -> Any:
 
 def _step_error(error: Exception) -> Exception:
     """What an op raised at exact sizes, with the user's line instead of ours."""
+    where = user_line_from_stack_trace(str(error)) or user_line_from_traceback(error.__traceback__)
+    if isinstance(error, BadInput) and error.where is None:  # the parameters of a draw
+        return StepError.of_batch(error.what, where)
     if isinstance(error, ZgError):
         return error
     text = str(error).split("\n\nWhile executing")[0]
-    where = user_line_from_stack_trace(str(error)) or user_line_from_traceback(error.__traceback__)
-    return StepError(
-        f"{type(error).__name__}: {text}; nothing was changed", where=where, advice="check the batch that was passed in"
-    )
+    return StepError.of_batch(f"{type(error).__name__}: {text}", where)

@@ -1,5 +1,5 @@
-"""Stand-ins for torch functions that decide something on a size although their result needs no such decision; for
-tracing only."""
+"""Stand-ins for torch functions, for tracing only: of those that decide something on a size although their result
+needs no such decision, and of those that a trace takes otherwise than eager without a word."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import sympy
 import torch
+
+from zgcompile.ir.demands import demand
 
 
 def symbolic_chunk(source: torch.Tensor, chunks: int, dim: int = 0) -> tuple[torch.Tensor, ...]:
@@ -50,8 +52,44 @@ def symbolic_getitem(source: torch.Tensor, index: Any) -> torch.Tensor:
     return torch.Tensor.__getitem__(source, index)
 
 
+def symbolic_narrow(
+    source: torch.Tensor, dim: int, start: int | torch.SymInt | torch.Tensor, length: int | torch.SymInt
+) -> torch.Tensor:
+    """`torch.narrow` refuses a negative length; the slice that it is traced as counts one from the end."""
+    if isinstance(length, torch.SymInt):
+        torch._check(length >= 0)
+    return torch.narrow(source, dim, start, length)
+
+
+def one_hot(source: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Eager looks for the least and the largest class, a trace takes them as given."""
+    if isinstance(num_classes, int) and num_classes > 0:
+        demand(((source >= 0) & (source < num_classes)).all(), f"one_hot of a class outside [0, {num_classes})")
+    return torch.nn.functional.one_hot(source, num_classes)
+
+
+def _squeeze(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A trace takes every dynamic size as larger than 1: a batch for which one is 1, and where eager drops the
+    dimension, fails the precondition that the comparison here records."""
+
+    def squeeze(source: torch.Tensor, dim: Any = None) -> torch.Tensor:
+        dims = range(source.dim()) if dim is None else dim if isinstance(dim, (tuple, list)) else (dim,)
+        for d in dims:
+            if -source.dim() <= d < source.dim() and isinstance(source.shape[d], torch.SymInt):
+                bool(source.shape[d] == 1)
+        return original(source) if dim is None else original(source, dim)
+
+    return squeeze
+
+
 REPLACED: dict[Any, Callable[..., Any]] = {
     torch.chunk: symbolic_chunk,
     torch.Tensor.chunk: symbolic_chunk,
     torch.Tensor.__getitem__: symbolic_getitem,
+    torch.narrow: symbolic_narrow,
+    torch.Tensor.narrow: symbolic_narrow,
+    torch.nn.functional.one_hot: one_hot,
+    torch.squeeze: _squeeze(torch.squeeze),
+    torch.Tensor.squeeze: _squeeze(torch.squeeze),
+    torch.Tensor.squeeze_: _squeeze(torch.Tensor.squeeze_),
 }

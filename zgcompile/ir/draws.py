@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zgcompile.errors import BadInput, CaptureRefused
+from zgcompile.ir.demands import demand
 from zgcompile.keyed_numbers import (
     bernoulli_from_bits,
     exponential_from_bits,
@@ -95,7 +96,7 @@ class KeyedDraws(TorchDispatchMode):
     `key` is a 0-d int64 tensor (`zgcompile.kernels.keyed_draw.step_key`). Each ATen call that draws takes one ordinal,
     counted from 0 at entry, whatever its sizes. A call that draws nothing takes none: `native_dropout` in evaluation or
     at p = 0 or 1, where eager dropout on the CPU does not draw either. Ops draw on their own device; the key is copied
-    there only if it lives elsewhere. Probabilities are not read, so bad ones are not reported.
+    there only if it lives elsewhere. What ATen demands of parameters (probabilities in [0, 1]) is demanded here.
 
     `refuse(what, advice)` makes the exception for a random op without an answer, for a `generator` argument and for a
     draw in the backward pass (activation checkpointing would draw its second forward anew).
@@ -271,6 +272,10 @@ def _fill(draws: KeyedDraws, convert: _Convert, self: Tensor) -> Tensor:
 
 
 def _integers(low: int | Tensor, high: int | Tensor) -> _Convert:
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        demand(torch.as_tensor(low < high).all(), "random integers need from < to")
+    elif isinstance(low, torch.SymInt) or isinstance(high, torch.SymInt):
+        torch._check(low < high)
     return lambda bits, dtype: integers_from_bits(bits, low, high).to(dtype)
 
 
@@ -357,6 +362,8 @@ def _normal(
 ) -> Tensor:
     if isinstance(std, float) and std < 0:
         raise BadInput(f"a normal distribution needs std >= 0, not {std}")
+    if isinstance(std, Tensor):
+        demand((std >= 0).all(), "a normal distribution needs std >= 0")
 
     def convert(bits: Tensor, dtype: torch.dtype) -> Tensor:
         return (normal_from_bits(bits, dtype) * std + mean).to(dtype)
@@ -378,15 +385,23 @@ def _exponential(draws: KeyedDraws, self: Tensor, lambd: float = 1.0) -> Tensor:
     return _fill(draws, lambda bits, dtype: exponential_from_bits(bits, dtype) / lambd, self)
 
 
+def _bernoulli_bits(bits: Tensor, p: float | Tensor) -> Tensor:
+    if isinstance(p, Tensor):
+        demand(((p >= 0) & (p <= 1)).all(), "bernoulli needs probabilities in [0, 1]")
+    elif isinstance(p, (int, float)) and not 0 <= p <= 1:
+        raise BadInput(f"bernoulli needs a probability in [0, 1], not {p}")
+    return bernoulli_from_bits(bits, p)
+
+
 @_answers("bernoulli_")
 def _bernoulli_in_place(draws: KeyedDraws, self: Tensor, p: float | Tensor = 0.5) -> Tensor:
-    return _fill(draws, lambda bits, dtype: bernoulli_from_bits(bits, p).to(dtype), self)
+    return _fill(draws, lambda bits, dtype: _bernoulli_bits(bits, p).to(dtype), self)
 
 
 @_answers("bernoulli")
 def _bernoulli(draws: KeyedDraws, self: Tensor, p: float | Tensor | None = None) -> Tensor:
     probability = self if p is None else p
-    return _create_like(draws, lambda bits, dtype: bernoulli_from_bits(bits, probability).to(dtype), self)
+    return _create_like(draws, lambda bits, dtype: _bernoulli_bits(bits, probability).to(dtype), self)
 
 
 @_answers("native_dropout")
@@ -406,6 +421,8 @@ def _native_dropout(draws: KeyedDraws, input: Tensor, p: float, train: bool | No
 @_answers("multinomial")
 def _multinomial(draws: KeyedDraws, self: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
     weights = self.to(torch.float64)
+    demand((weights.isfinite() & (weights >= 0)).all(), "multinomial needs weights that are finite and at least 0")
+    demand((weights.sum(-1) > 0).all(), "multinomial needs a weight above 0 in every distribution")
     if not replacement:
         # The order of arrivals at rates `weights` is that of successive draws (Efraimidis and Spirakis, 2006).
         arrivals = exponential_from_bits(draws.bits(self.shape, self.device), torch.float64) / weights

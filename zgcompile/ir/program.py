@@ -103,6 +103,12 @@ class StepProgram:
         return [n for n in self.fx_graph.graph.nodes if n.op == "placeholder"]
 
     @property
+    def argument_placeholders(self) -> list[Node]:
+        """One for each of `arguments`."""
+        first = 1 + self.lengths
+        return self.placeholders[first : first + len(self.arguments)]
+
+    @property
     def outputs(self) -> list[Any]:
         """Nodes or constants, in the order given above."""
         (output,) = (n for n in self.fx_graph.graph.nodes if n.op == "output")

@@ -82,7 +82,13 @@ def _extreme(
     return run
 
 
+def _divisor(b: Value) -> Value:
+    """Division by a count of 0 is a check of its own (`Lowering`), and must not fault before that is read."""
+    return torch.where(b == 0, 1, b) if isinstance(b, torch.Tensor) and not b.is_floating_point() else b
+
+
 def _floor_divide(a: Value, b: Value) -> Value:
+    b = _divisor(b)
     if isinstance(a, torch.Tensor):
         return torch.div(a, b, rounding_mode="floor")
     return torch.floor_divide(torch.full_like(b, a), b) if isinstance(b, torch.Tensor) else a // b
@@ -110,7 +116,7 @@ _RULES: list[tuple[tuple[type, ...], Callable[[list[Value]], Value]]] = [
     ((sympy.Max, sf.Max), _fold(_extreme(torch.maximum, max))),
     ((sympy.Min, sf.Min), _fold(_extreme(torch.minimum, min))),
     ((sf.FloorDiv, sf.CleanDiv), _fold(_floor_divide)),
-    ((sf.Mod, sf.PythonMod), _fold(lambda a, b: a % b)),
+    ((sf.Mod, sf.PythonMod), _fold(lambda a, b: a % _divisor(b))),
     ((sf.ToFloat,), lambda args: _to_float(args[0])),
     ((sf.TruncToInt,), lambda args: _to_int(args[0])),
     ((sf.FloorToInt,), lambda args: _rounded(args[0], torch.floor, math.floor)),

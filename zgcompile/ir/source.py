@@ -18,10 +18,12 @@ from zgcompile.errors import SourceLine
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType, TracebackType
+    from typing import Any
 
 _LIBRARIES = ("torch", "torch_geometric", "zgcompile", "zgcompile.passes")
 # Steps of our own that are compiled like anyone's: they must be seen as user code.
 _WORKLOADS = ("examples", "tests", "bench", "testing")
+_INSTALLED = ("site-packages", "dist-packages")
 _INTERACTIVE = ("<ipython-input", "<python-input", "<stdin>", "<doctest")
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+)(?:, in ([^\n]+))?(?:\n(?![ \t]*File ")[ \t]+([^\n]*))?')
 _DEFINITION = re.compile(r"\s*(async\s+def|def|class)\b|.*\blambda\b")
@@ -47,20 +49,57 @@ def _workload_folders() -> tuple[str, ...]:
     return tuple(f"{Path(root).resolve() / name}/" for root in roots for name in _WORKLOADS)
 
 
-@functools.lru_cache(maxsize=4096)
+_adopted: set[str] = set()  # code without a file, and installed files and folders, that are the user's all the same
+_caches: list[Callable[[], None]] = []
+
+
+def cached_by_files(function: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """`functools.lru_cache` for what follows from which files are the user's: emptied when `adopt` finds more."""
+    cached = functools.lru_cache(maxsize=4096)(function)
+    _caches.append(cached.cache_clear)
+    return cached
+
+
+def adopt(fn: object) -> None:
+    """From now on the code around `fn` is user code, wherever it is: a step that is installed with its package, one of
+    `python -c`, or one that `exec` made."""
+    code = code_of(fn)
+    if code is None or is_user_file(code.co_filename):
+        return
+    found = code.co_filename
+    if not found.startswith("<"):
+        top = _installed_at(Path(found).resolve())
+        if top is None or top.stem in _LIBRARIES:
+            return  # the standard library, torch
+        found = str(top)
+    _adopted.add(found)
+    for clear in _caches:
+        clear()
+
+
+def _installed_at(place: Path) -> Path | None:
+    """The file or folder right under the site-packages that `place` lies in."""
+    for folder in place.parents:
+        if folder.name in _INSTALLED:
+            return folder / place.relative_to(folder).parts[0]
+    return None
+
+
+@cached_by_files
 def is_user_file(filename: str) -> bool:
     """True for a file of the user's own: not torch, PyG, zgcompile, the standard library, anything installed, or
-    generated code."""
+    generated code, unless `adopt` was told so."""
+    if filename in _adopted:
+        return True
     if not filename or filename.startswith("<"):
         return filename.startswith(_INTERACTIVE)
     place = Path(filename).resolve()
     path = str(place)
-    if path.startswith(_workload_folders()):
+    if path.startswith(_workload_folders()) or str(_installed_at(place)) in _adopted:
         return True
     if place.name.startswith("torch_geometric."):
         return False  # PyG writes a module for each kind of layer into the temporary folder
-    installed = {"site-packages", "dist-packages"} & set(place.parts)
-    return not installed and not path.startswith(_library_folders())
+    return _installed_at(place) is None and not path.startswith(_library_folders())
 
 
 def _shown(filename: str) -> str:

@@ -15,6 +15,7 @@ class Failure(enum.Enum):
     """Why a step failed."""
 
     USER_ERROR = "user error"  # eager would raise too: raise, never retry
+    EXCEPTION = "exception"  # eager would raise, and its step may handle it: run the user's own function
     PRECONDITION = "precondition"  # the trace decided a comparison otherwise: run the user's own function
     CAPACITY = "capacity"  # a count is above its cap: run the batch at exact sizes
 
@@ -33,7 +34,7 @@ def decisive(failed: Sequence[Check]) -> Check:
 
     A check can only be spoilt by what lies in front of it. So an overflow that comes first explains all that follows;
     behind a failed precondition the step is not the user's, whose own function then tells; what is left is the user's
-    first error.
+    first error, or the first exception.
     """
     if failed[0].failure is Failure.CAPACITY:
         return failed[0]

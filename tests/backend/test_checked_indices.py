@@ -7,7 +7,7 @@ import torch
 from torch.fx import Graph, GraphModule
 from zgcompile.passes.rules.table import load_rules
 
-from zgcompile.frontend.checked_indices import CHECKED, direct_limits, insert_checks, refuse_out_of_range
+from zgcompile.backend.checked_indices import CHECKED, CheckedIndices, direct_limits, insert_checks, refuse_out_of_range
 
 aten = torch.ops.aten
 # Read by index, but by values that cannot be out of range: masks, and boundaries that values are only compared with.
@@ -58,6 +58,11 @@ CASES = [
     (aten.repeat_interleave.Tensor, (i(2, 0, 3),), (i(2, 0, 3),), {"output_size": 5}, {"output_size": 4}),
     (aten.masked_scatter.default, (X, MASK.view(4, 1), Y), (X, ~MASK.view(4, 1), Y[:1])),
     (aten.masked_scatter.default, (X[0], MASK.view(4, 1), Y), (X[0], MASK.view(4, 1), Y[:1])),
+    (aten._assert_async.default, (W,), (W * 0,)),
+    (aten._assert_async.msg, (W, "words"), (W * 0, "words")),
+    (aten.binary_cross_entropy.default, (Y / 5, Y / 5), (Y, Y / 5)),
+    (aten.binary_cross_entropy.default, (Y / 5, Y / 5), (Y / 5, Y)),
+    (aten.binary_cross_entropy.default, (Y / 5, Y / 5), (Y * torch.nan, Y / 5)),
 ]
 
 
@@ -74,6 +79,54 @@ def test_refused_where_the_op_fails_and_nowhere_else(case):
             op(*bad, **bad_options)
     with pytest.raises(IndexError, match="out of range in aten"):
         refuse_out_of_range(op, *bad, **bad_options)
+
+
+class Table:
+    """What a step may do by index in place, each by an index that may be wrong."""
+
+    def __init__(self, device):
+        self.x, self.y = X.to(device, copy=True), Y.to(device)
+
+    def assign(self, index):
+        self.x[index] = 1.0
+
+    def add(self, index):
+        self.x.index_add_(0, index, self.y)
+
+    def put(self, index):
+        self.x.index_put_((index,), self.y, accumulate=True)
+
+    def copy(self, index):
+        self.x.index_copy_(0, index, self.y)
+
+    def fill(self, index):
+        self.x.index_fill_(0, index, 2.0)
+
+    def scatter(self, index):
+        self.x.scatter_add_(0, index[:, None], self.y)
+
+    def embed(self, index):
+        torch.nn.functional.embedding(index, self.x)
+
+    def backward(self, index):
+        leaf = self.x.requires_grad_()
+        leaf.index_select(0, index).sum().backward()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", [name for name in vars(Table) if not name.startswith("_")])
+def test_every_op_inside_is_asked(name, device):
+    good, bad = (torch.tensor(t, device=device) for t in ([0, 3], [0, 4]))
+    with CheckedIndices():
+        for index, wrong in ((good, False), (bad, True), (good, False)):
+            table = Table(device)
+            if wrong:
+                with pytest.raises(IndexError, match="out of range in aten"):
+                    getattr(table, name)(index)
+            else:
+                getattr(table, name)(index)
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 def test_repeats_whose_sum_wraps_around_are_refused():

@@ -1,20 +1,25 @@
 """Whether the index values of an op are in range, asked before it runs.
 
 On a GPU an index out of range is an assertion in a kernel, after which the process can use the device no more. So what
-runs on drawn ids, which nobody promised to be valid, asks first: one host read for each indexing op.
+runs on drawn ids, which nobody promised to be valid, asks first, and so does a batch that does not run as a replay: one
+host read for each indexing op.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
+from torch.utils._python_dispatch import TorchDispatchMode
 
+aten = torch.ops.aten
 Wrong = Callable[..., Iterator[Tensor]]
 CHECKED: dict[Any, Wrong] = {}  # overload -> bool tensors that are True where the op would fail
+ASSERTED = {aten._assert_async.default, aten._assert_async.msg, aten.binary_cross_entropy.default}
 MASKS = (torch.bool, torch.uint8)
 MOST_ROWS = 2**31  # of one op; no batch that fits a device has as many
 
@@ -25,7 +30,7 @@ def _check_of(*ops: str) -> Callable[[Wrong], Wrong]:
     def register(function: Wrong) -> Wrong:
         for op in ops:
             name, _, overload = op.partition(".")
-            packet = getattr(torch.ops.aten, name)
+            packet = getattr(aten, name)
             CHECKED.update({getattr(packet, o): function for o in ([overload] if overload else packet.overloads())})
         return function
 
@@ -45,7 +50,28 @@ def refuse_out_of_range(op: Any, *args: Any, **kwargs: Any) -> None:
     """Raises IndexError where `op` on these arguments would fail because of their values."""
     for wrong in CHECKED[op](*args, **kwargs):
         if wrong.any():
-            raise IndexError(f"index out of range in {op}")
+            raise IndexError(f"{'value' if op in ASSERTED else 'index'} out of range in {op}")
+
+
+class CheckedIndices(TorchDispatchMode):
+    """Asks before each op that is dispatched inside, in-place ones included. Raises IndexError."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        functional = _functional(func)
+        if functional in CHECKED:
+            refuse_out_of_range(functional, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+@cache
+def _functional(op: Any) -> Any:
+    """The op whose arguments `op` has: without the underscore, where it works in place."""
+    name = str(op.overloadpacket.__name__)
+    name = {"_index_put_impl_": "index_put", "_unsafe_index": "index"}.get(name, name).removesuffix("_")
+    packet = getattr(aten, name, None) if op.namespace == "aten" else None
+    return getattr(packet, op._overloadname, op)
 
 
 def direct_limits(graph: Graph) -> dict[Node, int]:
@@ -57,7 +83,7 @@ def direct_limits(graph: Graph) -> dict[Node, int]:
             if isinstance(index, Node) and type(size) is int:
                 limits[index] = min(size, limits.get(index, size))
     for index, size in list(limits.items()):
-        if index.target is torch.ops.aten.add.Tensor and type(index.args[1]) is int and not index.kwargs:
+        if index.target is aten.add.Tensor and type(index.args[1]) is int and not index.kwargs:
             base: Any = index.args[0]
             limits[base] = min(size - index.args[1], limits.get(base, size))
     return limits
@@ -70,9 +96,9 @@ def _indexed(node: Node) -> Iterator[tuple[Any, Any]]:
         return
     if CHECKED.get(node.target) is _along_dimension and source.dim():
         yield node.args[2], source.shape[node.args[1]]  # type: ignore[index]
-    elif node.target is torch.ops.aten.embedding.default:
+    elif node.target is aten.embedding.default:
         yield node.args[1], source.shape[0]
-    elif node.target is torch.ops.aten.index.Tensor:
+    elif node.target is aten.index.Tensor:
         indices: Any = node.args[1]
         if all(i is None or i.meta["val"].dtype not in MASKS for i in indices):
             yield from ((i, source.shape[d]) for d, i in enumerate(indices) if i is not None)
@@ -148,3 +174,14 @@ def _repeats(repeats: Tensor, output_size: int | None = None, **__: Any) -> Iter
 @_check_of("masked_scatter")
 def _enough_values(source: Tensor, mask: Tensor, values: Tensor) -> Iterator[Tensor]:
     yield torch.broadcast_tensors(source, mask)[1].sum() > values.numel()
+
+
+@_check_of("_assert_async")
+def _asserted(value: Tensor, *_: Any) -> Iterator[Tensor]:
+    yield value == 0
+
+
+@_check_of("binary_cross_entropy.default")
+def _probabilities(values: Tensor, target: Tensor, *_: Any, **__: Any) -> Iterator[Tensor]:
+    yield ~((values >= 0) & (values <= 1))
+    yield ~((target >= 0) & (target <= 1))
