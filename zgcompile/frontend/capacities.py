@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from zgcompile.backend.replay import Launch
 from zgcompile.frontend.batch_pool import BatchPool
 from zgcompile.frontend.calibration import Calibrator, Counts, DryRun
 from zgcompile.frontend.drift import Drift
+from zgcompile.frontend.user_warning import warn_user
 from zgcompile.ir.bounds import Observed
 from zgcompile.ir.envelope import Envelope, EnvelopeFit, EnvelopeWarning
 from zgcompile.ir.lowered import LoweredStep
@@ -39,11 +39,10 @@ class Capacities:
         self.said_too_small, self.too_small = False, ""
         names = self.calibrator.names.values() if envelope.caps else ()
         for key in envelope.unused(names):
-            warnings.warn(
+            warn_user(
                 f"{code_line(fn)}: Envelope(caps={{{key!r}: ...}}) names no size of this step, whose sizes are: "
                 f"{'; '.join(names) or 'none'}",
                 EnvelopeWarning,
-                stacklevel=2,
             )
 
     # -- what calls show
@@ -65,7 +64,7 @@ class Capacities:
             )
         if text and not self.said_too_small:
             self.said_too_small = True
-            warnings.warn(text, EnvelopeWarning, stacklevel=2)
+            warn_user(text, EnvelopeWarning)
 
     def measured(self, counts: Counts) -> None:
         """What a batch needs that has been counted without a call."""
@@ -117,7 +116,7 @@ class Capacities:
             denied = f"an overflow probability of {p} cannot be stated: {record}"
         else:
             return
-        warnings.warn(f"{code_line(self.fn)}: {denied}", EnvelopeWarning, stacklevel=2)
+        warn_user(f"{code_line(self.fn)}: {denied}", EnvelopeWarning)
 
     def lacks_counts(self, observed: Observed) -> bool:
         """No batch of the largest length has been counted."""

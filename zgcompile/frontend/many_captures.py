@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from zgcompile.errors import CaptureWarning
 from zgcompile.frontend.arguments import Arguments, argument_name
 from zgcompile.frontend.guards import Guards
+from zgcompile.frontend.user_warning import warn_user
 from zgcompile.ir.source import code_line
 
 MANY_CAPTURES = 8
@@ -18,13 +18,12 @@ MANY_CAPTURES = 8
 
 def warn_of_many_captures(fn: Callable[..., Any], before: Guards, arguments: Arguments) -> None:
     """`before`: the guards of the capture before this one, which did not hold for these arguments."""
-    warnings.warn(
+    warn_user(
         f"{code_line(fn)}: trace number {MANY_CAPTURES} of this step, since {_changed(fn, before, arguments)} has "
         "another value again, and no call with a new value is a replay\n"
         "  instead: pass what the step decides by (a flag such as i % 4 == 3) and not a running number; of an object, "
         "its tensors (data.x, data.edge_index.t())",
         CaptureWarning,
-        stacklevel=4,
     )
 
 

@@ -4,7 +4,6 @@ status."""
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from zgcompile.frontend.stats import CapacityUse, Counters
 from zgcompile.frontend.three_ways import prove_replay
 from zgcompile.frontend.training_flags import find
 from zgcompile.frontend.undo import undo_around
+from zgcompile.frontend.user_warning import warn_user
 from zgcompile.ir.bounds import Observed
 from zgcompile.ir.draws import KeyedDraws
 from zgcompile.ir.envelope import Envelope
@@ -241,11 +241,10 @@ class Specialisation:
             except Exception as error:
                 where = code_line(self.fn)
                 first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                warnings.warn(
+                warn_user(
                     f"{where}: the step could not be captured as a CUDA Graph "
                     f"({type(error).__name__}: {first}); it runs op by op",
                     CaptureWarning,
-                    stacklevel=2,
                 )
         return ReferenceReplay(lowered, lifted, device)
 

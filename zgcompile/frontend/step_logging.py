@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import warnings
 from collections.abc import Iterator
 
 from zgcompile.errors import CaptureWarning, SourceLine
+from zgcompile.frontend.user_warning import warn_user
 from zgcompile.ir.source import current_user_line
 
 LIBRARY = "torch"  # its own records are none of the user's
@@ -48,9 +48,8 @@ def silent_logging() -> Iterator[None]:
         lines, _traced.lines = _traced.lines, outer
         _count(-1)
     if lines:
-        warnings.warn(
+        warn_user(
             f"{lines[0]}: the step logs, which a replay does not, as it runs no Python\n"
             "  instead: return what is to be logged, and log it after the call",
             CaptureWarning,
-            stacklevel=2,
         )
