@@ -23,4 +23,4 @@ def assert_async(context: Context, node: Node, value: Any, message: str = "") ->
 def linalg_check_errors(context: Context, node: Node, info: Any, api_name: str, *, is_matrix: bool) -> None:
     """The step may handle the exception, so the function itself has to meet it."""
     del is_matrix
-    context.check((context.select(info, 0) != 0).any(), Failure.EXCEPTION, f"{api_name} fails", node)
+    context.check((context.select(info, 0) != 0).any(), Failure.USER_ERROR, f"{api_name} fails", node)

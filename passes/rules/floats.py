@@ -28,8 +28,9 @@ OPERATORS: dict[Any, Callable[..., torch.Tensor]] = {
     operator.abs: operator.abs,
     pow: operator.pow,
     torch.sym_float: lambda x: x,
-    torch.sym_max: torch.maximum,
-    torch.sym_min: torch.minimum,
+    # Python's: the first operand unless the second is beyond it, so that NaN is no number to compare with.
+    torch.sym_max: lambda a, b: torch.where(b > a, b, a),
+    torch.sym_min: lambda a, b: torch.where(b < a, b, a),
     math.sqrt: torch.sqrt,
     math.exp: torch.exp,
     math.log: torch.log,

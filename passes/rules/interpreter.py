@@ -118,7 +118,7 @@ class Lowering(Interpreter):
         if isinstance(divisor, Size):
             zero = evaluate(sympy.Eq(divisor.expr, 0), self.context.true_count, {})
             if isinstance(zero, torch.Tensor):
-                self.context.check(zero, Failure.EXCEPTION, f"division by {divisor.expr} == 0", node)
+                self.context.check(zero, Failure.USER_ERROR, f"division by {divisor.expr} == 0", node)
 
     def _is_dynamic(self, node: Node, args: Any, kwargs: Any) -> bool:
         if node.meta.get("unbacked_bindings") or node.target is aten.repeat_interleave.Tensor or _has_mask_index(node):

@@ -140,6 +140,30 @@ def test_an_exception_that_the_step_handles(device):
         torch.testing.assert_close(late(batch), step(batch))
 
 
+HANDLED = {
+    "index": lambda x, m: x[m][0],
+    "maximum of nothing": lambda x, m: x[m].max(0).values,
+    "torch._check": lambda x, m: (torch._check(x[m].shape[0] > 0), x[m].sum(0))[1],
+    "assertion": lambda x, m: (torch._assert_async(m.any()), x[m].sum(0))[1],
+}
+
+
+@pytest.mark.parametrize("name", HANDLED)
+def test_whatever_eager_raises_the_step_may_handle(name):
+    def step(x):
+        try:
+            return HANDLED[name](x, x[:, 0] > 0)
+        except (IndexError, RuntimeError):
+            return x.sum(0) - 1
+
+    batches = [rows(9), rows(8), -rows(8), rows(9), -rows(3), rows(9)]
+    for warmup in (1, 9):
+        fn = zgcompile.compile(step, warmup=warmup)
+        for batch in batches:
+            torch.testing.assert_close(fn(batch), step(batch))
+        assert fn.stats.preconditions == 2
+
+
 def test_a_failed_index_in_front_of_an_exception_is_what_is_told():
     """The function itself would read out of range: on a GPU the end of the process's use of it."""
     table = torch.eye(3)
@@ -150,7 +174,7 @@ def test_a_failed_index_in_front_of_an_exception_is_what_is_told():
     fn = zgcompile.compile(step, warmup=1)
     for _ in range(3):
         fn(torch.arange(3), torch.ones(3, 3))
-    with pytest.raises(StepError, match="index out of range"):
+    with pytest.raises(StepError, match="out of bounds"):
         fn(torch.tensor([0, 1, 7]), torch.zeros(3, 3))
 
 

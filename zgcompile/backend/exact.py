@@ -12,18 +12,16 @@ from torch.fx import Interpreter, Node
 from torch.utils._pytree import key_get
 
 from zgcompile.backend.checked_indices import CHECKED, refuse_out_of_range
-from zgcompile.errors import StepError
 from zgcompile.ir.demands import LINALG_ERRORS, is_demand, message_of
 from zgcompile.ir.program import StepProgram
 from zgcompile.ir.sizes import evaluate
-from zgcompile.ir.source import user_line_from_stack_trace
 
 UNIQUE = (torch.ops.aten._unique2.default,)
 
 
 class ConditionFailed(Exception):
     """The dynamic FX graph is not the user's step for this batch: a comparison that the trace decided came out
-    otherwise, or an op failed where the step may handle the exception."""
+    otherwise, or something that eager demands of values does not hold."""
 
 
 @dataclass
@@ -72,16 +70,14 @@ class _Exact(Interpreter):
             if bool(value.any()):
                 raise ConditionFailed(f"{node.args[1]} fails")
         elif not bool(value):
-            where = user_line_from_stack_trace(node.meta.get("stack_trace") or "")
-            raise StepError.of_batch(message_of(node), where)
+            raise ConditionFailed(message_of(node))
 
 
 def run_exact(program: StepProgram, inputs: Sequence[Any]) -> ExactRun:
     """Run once, writing nothing: the caller stores the new state when all is well.
 
     Raises:
-        ConditionFailed: the trace does not hold for this batch; nothing was written.
-        StepError: an assertion of the step does not hold; nothing was written.
+        ConditionFailed, or what an op raises: the trace does not hold for this batch; nothing was written.
     """
     interpreter = _Exact(program, on_gpu=inputs[0].is_cuda)
     with torch.no_grad():

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from zgcompile.errors import CaptureRefused, PythonStateChanged, SourceLine
 from zgcompile.frontend.arguments import Arguments, TensorArgument, argument_name
 from zgcompile.frontend.discovery import Discovery, discover
-from zgcompile.frontend.functionalise import functionalise, node_line
+from zgcompile.frontend.functionalise import functionalise
 from zgcompile.frontend.locate import line_of_change
 from zgcompile.frontend.private_copy import (
     PrivateCopies,
@@ -28,6 +28,7 @@ from zgcompile.frontend.private_copy import (
 from zgcompile.frontend.python_state import Change, HostRandom, PythonSnapshot, hyperparameters
 from zgcompile.frontend.refusal import refusals
 from zgcompile.frontend.shape_env import EnvelopeShapeEnv
+from zgcompile.frontend.shared_memory import refuse_aliases
 from zgcompile.frontend.state_tensors import host_state_to, put_back
 from zgcompile.frontend.step_logging import silent_logging
 from zgcompile.frontend.symbolic_builtins import OVERRIDES, marked_formatting
@@ -303,44 +304,6 @@ class _Session:
 
     def names(self) -> dict[int, str]:
         return {id(site.tensor): site.path for snapshot in self.snapshots for site in snapshot.tensors}
-
-
-def refuse_aliases(program: StepProgram) -> None:
-    """Two lifted tensors over one memory are two inputs of the FX graph: what is written through one, the other would
-    miss.
-
-    Raises:
-        CaptureRefused: one of them is written by the step.
-    """
-    written = {w.lifted: w.output for w in program.state_writes}
-    held: list[tuple[int, int, int, torch.Tensor]] = []
-    for i, entry in enumerate(program.lifted):
-        try:
-            tensor = entry.resolve()
-        except (KeyError, AssertionError):
-            continue  # created by the first step: memory of its own
-        if (
-            isinstance(tensor, torch.Tensor)
-            and tensor.layout is torch.strided
-            and tensor.numel()
-            and tensor.device.type != "meta"
-        ):
-            extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-            held.append((tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size(), i, tensor))
-    held.sort(key=lambda h: h[:3])
-    for k, (_, end, i, tensor) in enumerate(held):
-        for start, _, j, other in held[k + 1 :]:
-            if start >= end:
-                break
-            write = written.get(i, written.get(j))
-            if write is not None and tensor is not other and tensor.device == other.device:
-                node = program.outputs[write]
-                raise CaptureRefused(
-                    f"{program.lifted[i].name} and {program.lifted[j].name} share memory, "
-                    "and the step writes one of them",
-                    where=node_line(node) if isinstance(node, torch.fx.Node) else None,
-                    advice="use one of the two in the step",
-                )
 
 
 def _drawn(host: HostRandom) -> list[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import functools
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from zgcompile.errors import BadInput, CaptureRefused
+from zgcompile.errors import BadInput, CaptureRefused, CaptureWarning
 from zgcompile.frontend.arguments import Arguments, check_arguments, check_not_empty, length_groups
 from zgcompile.frontend.bound_steps import BoundSteps
 from zgcompile.frontend.call import Call
@@ -20,9 +21,10 @@ from zgcompile.frontend.many_captures import MANY_CAPTURES, warn_of_many_capture
 from zgcompile.frontend.specialisation import Specialisation
 from zgcompile.frontend.stats import Counters, Stats
 from zgcompile.frontend.training_flags import leave
+from zgcompile.frontend.user_warning import warn_user
 from zgcompile.ir.draws import DrawStream, KeyedDraws
 from zgcompile.ir.envelope import Envelope
-from zgcompile.ir.source import adopt, current_user_line
+from zgcompile.ir.source import adopt, code_line, current_user_line
 from zgcompile.keyed_numbers import step_key
 
 GRADIENT_PATTERNS = 4  # captures of one step that differ in which gradients are None
@@ -73,10 +75,15 @@ class CompiledStep:
         self.specialisations: list[Specialisation] = []
         self._counters = Counters()
         self._draws = DrawStream()
+        self._turn = threading.RLock()  # static buffers serve one call at a time
         self._lengths_seen: list[list[int | None]] = []
         functools.update_wrapper(self, fn, updated=())  # its attributes may have the names of ours
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._turn:
+            return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         specialisation = next((s for s in self.specialisations if s.ready_for(args, kwargs)), None)
         if specialisation is None:
             specialisation = self._specialisation(Arguments.of(args, kwargs))
@@ -133,6 +140,13 @@ class CompiledStep:
         made = Specialisation(self.fn, captured, arguments, self.warmup, self.envelope, self.lowering, self._counters)
         made.traced_on = made.guards.gradients() if waiting else None
         self.specialisations.insert(0, made)
+        cut = made.guards.snapshot.reached.cut
+        if cut is not None:
+            warn_user(
+                f"{code_line(self.fn)}: the step can reach more Python state than is watched (up to {cut}); a change "
+                "behind that is not noticed\n  instead: keep large containers where the step does not name them",
+                CaptureWarning,
+            )
         if not waiting and sum(s.traced_on is None for s in self.specialisations) == MANY_CAPTURES:
             warn_of_many_captures(self.fn, self.specialisations[1].guards, arguments)
         return made

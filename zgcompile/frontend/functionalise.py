@@ -101,10 +101,9 @@ def functionalise(traced: Traced, arguments: list[ArgumentInput], lengths: int) 
         )(*inputs)
     program = _program(fx_graph, traced, arguments, lengths)
     renamed = symbols.renamed
-    program.conditions = [
-        Condition(p.expr.xreplace(renamed), p.value, p.where) for p in shape_env.preconditions.values()
-    ]
-    program.conditions += _runtime_asserts(program, renamed)
+    conditions = [Condition(p.expr.xreplace(renamed), p.value, p.where) for p in shape_env.preconditions.values()]
+    conditions += _runtime_asserts(program, renamed)
+    program.conditions = list({(c.expr, c.value): c for c in reversed(conditions)}.values())[::-1]
     # `_expr`: a comparison that came out equal (`weight_decay != 0`) makes `expr` the number itself.
     program.hyper_symbols = [h.node._expr for h in traced.inputs if isinstance(h, torch.SymFloat)]
     hyper_symbols = set(program.hyper_symbols)

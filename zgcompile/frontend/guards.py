@@ -8,6 +8,7 @@ from typing import Any
 import sympy
 import torch
 
+from zgcompile.frontend.ambient import ambient
 from zgcompile.frontend.arguments import Arguments
 from zgcompile.frontend.capture import Captured
 from zgcompile.frontend.discovery import has_hooks
@@ -29,6 +30,7 @@ class Guards:
     def __init__(self, fn: Any, captured: Captured, arguments: Arguments) -> None:
         self.fn, self.captured = fn, captured
         self.key = arguments.guard_key()
+        self.ambient = ambient(captured.device)
         self.signature = _flat_signature(arguments)
         self.tensors = list(arguments.tensors)
         self.groups = captured.groups
@@ -145,7 +147,10 @@ class Guards:
         )
 
     def state_holds(self) -> bool:
-        """Python values, held tensors, gradients that the step reads, comparisons on hyperparameters."""
+        """Modes around the call, Python values, held tensors, gradients that the step reads, comparisons on
+        hyperparameters."""
+        if ambient(self.captured.device) != self.ambient:
+            return False
         if self.snapshot.check() is not None and not self._adopt_loaded_state():
             return False
         try:
@@ -163,6 +168,8 @@ class Guards:
             self.lifted = None
         self._look_for_stray_gradients()
         hypers = self._hypers()
+        if not all(isinstance(hyper, (int, float)) for hyper in hypers):
+            return False  # a learning rate that is a tensor now
         if hypers != self.hypers:
             if not hyper_guards_hold(self.captured.program, hypers):
                 return False

@@ -71,6 +71,15 @@ class EnvelopeShapeEnv(ShapeEnv):
             self._record(orig_expr, value)
         return value
 
+    def guard_or_defer_runtime_assert(
+        self, orig_expr: sympy.logic.boolalg.Boolean, msg: str, fx_node: torch.fx.Node | None = None
+    ) -> bool:
+        """`torch._check`: one on sizes that the smallest traced size alone has decided is a precondition too."""
+        holds = super().guard_or_defer_runtime_assert(orig_expr, msg, fx_node)
+        if self.recording and all(symbol.is_integer for symbol in orig_expr.free_symbols):
+            self._record(orig_expr, sympy.sympify(bool(holds)))
+        return holds
+
     def raise_swallowed(self) -> None:
         """Raise anew a decision that could not be made and that the user's own `except` has caught: the trace went
         where eager does not. One that a library caught below the user's code, who knew what to do then, shows by its

@@ -23,6 +23,7 @@ from zgcompile.frontend.capture import Captured
 from zgcompile.frontend.gradient_buffers import GradientBuffers
 from zgcompile.frontend.guards import Guards
 from zgcompile.frontend.lowering import lowered_step
+from zgcompile.frontend.shared_memory import WrittenMemory, refuse_aliases
 from zgcompile.frontend.state_tensors import host_state_to, parameter_of, same_layout, store_exact
 from zgcompile.frontend.stats import CapacityUse, Counters
 from zgcompile.frontend.three_ways import prove_replay
@@ -34,7 +35,7 @@ from zgcompile.ir.draws import KeyedDraws
 from zgcompile.ir.envelope import Envelope
 from zgcompile.ir.lowered import ConstantOutput, LoweredStep, NumberOutput, SizeOutput, TensorOutput
 from zgcompile.ir.sizes import evaluate
-from zgcompile.ir.source import code_line, raised_by_user, user_line_from_stack_trace, user_line_from_traceback
+from zgcompile.ir.source import code_line, raised_by_user, user_line_from_traceback
 from zgcompile.ir.spans import Span
 from zgcompile.ir.status import Failure, decisive
 from zgcompile.pipeline import canonical
@@ -69,6 +70,7 @@ class Specialisation:
         self.tables: list[tuple[torch.Tensor, int, Span]] = []
         self.gradients = GradientBuffers([])
         self.written: list[torch.Tensor] = []
+        self.memory = WrittenMemory([])  # of the replay's state and gradients
         self.check_lowers(Call(0, *arguments.rebuild({})))
 
     def check_lowers(self, call: Call) -> None:
@@ -88,6 +90,8 @@ class Specialisation:
         if lifted is None:
             return self.run_user_function(call)
         if self.replay is None:
+            if self._written_memory(lifted).holds(self._tensors(call)):
+                return self.run_aliased(call)
             if self.warmed < self.warmup:
                 self.warmed += 1
                 return self.run_at_exact_sizes(call, lifted)
@@ -118,6 +122,16 @@ class Specialisation:
         self.guards.refresh()
         return tree_map(_detached, result)
 
+    def run_aliased(self, call: Call) -> Any:
+        """An argument shares memory with what the step writes: only the user's own function sees its writes there."""
+        self.counters.preconditions += 1
+        warn_user(
+            f"{code_line(self.fn)}: an argument shares memory with state that the step writes, so that the function "
+            "itself runs this call\n  instead: read the state in the step, or pass a clone",
+            CaptureWarning,
+        )
+        return self.run_user_function(call)
+
     def run_at_exact_sizes(self, call: Call, lifted: list[torch.Tensor]) -> Any:
         """The dynamic FX graph: warm-up steps and overflow re-runs."""
         try:
@@ -142,7 +156,8 @@ class Specialisation:
         try:
             return run_exact(self.program, [*scalars, *tensors, *launch.hypers, *[t.detach() for t in lifted]])
         except (IndexError, RuntimeError, ValueError) as error:
-            raise _step_error(error) from error
+            # The user's own function tells, whose step may handle it.
+            raise ConditionFailed(str(error)) from error
 
     def run_replay(self, call: Call, lifted: list[torch.Tensor]) -> Any:
         assert self.replay is not None
@@ -153,9 +168,12 @@ class Specialisation:
             if not same_layout(self.program, lifted):
                 self.guards.retire()
                 return self.run_user_function(call)
+            refuse_aliases(self.program)
             self.rebind(lifted, launch)
         elif self._tables_changed():
             self.fit(call, lifted)
+        if self.memory.holds(launch.arguments):
+            return self.run_aliased(call)
         if not self.proven:
             self.proven = prove_replay(self, call)
         self.gradients.release(self._graded())
@@ -173,16 +191,14 @@ class Specialisation:
         return self.results(replayed)
 
     def failed(self, replayed: Replayed, call: Call, lifted: list[torch.Tensor]) -> Any:
-        """Nothing was written. A capacity runs the batch again at exact sizes; a precondition or an exception, the
-        user's function; a user error raises."""
+        """Nothing was written. A capacity runs the batch again at exact sizes; anything else, the user's own function,
+        which raises what eager raises, or handles it."""
         assert self.replay is not None
         check = decisive(self.replay.lowered.layout.failed(replayed.metadata))
         if check.failure is Failure.CAPACITY:
             return self.overflow(call, lifted)
-        if check.failure in (Failure.PRECONDITION, Failure.EXCEPTION):
-            self.counters.preconditions += 1
-            return self.run_user_function(call)
-        raise StepError.of_batch(check.what, check.where)
+        self.counters.preconditions += 1
+        return self.run_user_function(call)
 
     def overflow(self, call: Call, lifted: list[torch.Tensor]) -> Any:
         """Run once more, exactly, with the same numbers; re-fit when it happens more often than the fit says."""
@@ -219,7 +235,7 @@ class Specialisation:
         self.replay = self._captured_replay(lowered, lifted, launch)
         self.proven = False
         self.gradients = GradientBuffers(self.replay.gradients)
-        self.written = [lifted[i] for i in lowered.written_lifted()]
+        self._note_written(lifted)
 
     def rebind(self, lifted: list[torch.Tensor], launch: Launch) -> None:
         """State that lies elsewhere now (`load_state_dict`, `p.data = ...`): capture again, at the same capacities.
@@ -229,7 +245,18 @@ class Specialisation:
         replay.rebind(lifted, launch)
         self.replay = replay
         self.counters.captures += 1
+        self._note_written(lifted)
+
+    def _note_written(self, lifted: list[torch.Tensor]) -> None:
+        assert self.replay is not None
         self.written = [lifted[i] for i in self.replay.lowered.written_lifted()]
+        self.memory = WrittenMemory([*self.written, *self.replay.gradients])
+
+    def _written_memory(self, lifted: list[torch.Tensor]) -> WrittenMemory:
+        """Before there is a replay."""
+        grads = [parameter_of(self.program, g.lifted).grad for g in self.program.gradient_writes]
+        state = [lifted[w.lifted] for w in self.program.state_writes]
+        return WrittenMemory([*state, *(g for g in grads if g is not None)])
 
     def _captured_replay(self, lowered: LoweredStep, lifted: list[torch.Tensor], launch: Launch) -> Replay:
         """A CUDA Graph on a GPU. Where the capture fails, the lowered FX graph runs op by op from then on, with a
@@ -270,8 +297,11 @@ class Specialisation:
 
     # -- inputs and outputs
 
+    def _tensors(self, call: Call) -> list[torch.Tensor]:
+        return [call.leaves[t.position] for t in self.guards.tensors]
+
     def _launch(self, call: Call) -> Launch:
-        tensors = [call.leaves[t.position] for t in self.guards.tensors]
+        tensors = self._tensors(call)
         lengths: dict[int, int] = {}
         for group, tensor in zip(self.captured.groups, tensors, strict=True):
             if group is not None:
@@ -344,11 +374,10 @@ def _detached(value: Any) -> Any:
 
 
 def _step_error(error: Exception) -> Exception:
-    """What an op raised at exact sizes, with the user's line instead of ours."""
-    where = user_line_from_stack_trace(str(error)) or user_line_from_traceback(error.__traceback__)
+    """What an op raised, with the user's line."""
+    where = user_line_from_traceback(error.__traceback__)
     if isinstance(error, BadInput) and error.where is None:  # the parameters of a draw
         return StepError.of_batch(error.what, where)
     if isinstance(error, ZgError):
         return error
-    text = str(error).split("\n\nWhile executing")[0]
-    return StepError.of_batch(f"{type(error).__name__}: {text}", where)
+    return StepError.of_batch(f"{type(error).__name__}: {error}", where)

@@ -22,11 +22,12 @@ class Stats:
 
     Every call is one of: `replays`, or `eager_runs` (warm-up, overflow and precondition re-runs: at exact sizes,
     waiting on the host). `overflows` counts batches that outgrew a capacity, `preconditions` those that the user's own
-    function ran because a comparison came out otherwise than traced. `host_reads` are the status reads of the replays;
-    `deferred_reads` the returned numbers that the user read. `envelope` maps each dynamic dimension to the rows used
-    and held; `envelope_fit` says how well they are known, None before the first fit and with `Envelope(headroom=)`.
-    `memory`: bytes of the static buffers that this step holds, an estimate of its capture's own memory on top of the
-    user's tensors.
+    function ran because a comparison came out otherwise than traced, because eager raises there, or because an argument
+    shares memory with what the step writes. `host_reads` are the status reads of the replays; `deferred_reads` the
+    returned numbers that the user read. `envelope` maps each dynamic dimension to the rows used and held;
+    `envelope_fit` says how well they are known, None before the first fit and with `Envelope(headroom=)`. `memory`:
+    bytes of the static buffers that this step holds, an estimate of its capture's own memory on top of the user's
+    tensors.
     """
 
     calls: int = 0

@@ -30,7 +30,6 @@ GROSS = 100.0
 FX_GRAPH, COMPILED = "FX graph", "compiled step"
 FALLBACKS = {
     Failure.CAPACITY: "a capacity overflows: this batch runs again at exact sizes",
-    Failure.EXCEPTION: "eager would raise here: the function itself runs this batch",
     Failure.PRECONDITION: "a comparison came out otherwise than traced: the function itself runs this batch",
 }
 

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten
 
-from zgcompile.errors import CaptureRefused, InternalError, SourceLine
+from zgcompile.errors import CaptureRefused, SourceLine
 from zgcompile.frontend.arguments import Arguments
 from zgcompile.frontend.discovery import CreatedState, Discovery
 from zgcompile.frontend.lift import LiftMode, fake_twin, lifted_autograd_functions
@@ -159,7 +159,10 @@ def trace(request: TraceRequest) -> Traced:
     with fake_mode, enable_python_dispatcher():
         fx_graph = make_fx(step, tracing_mode="real", record_stack_traces=True)(key, lengths, buffers, hypers, twins)
     if result["unlifted"]:
-        raise InternalError(f"{len(result['unlifted'])} outside tensors were met in the trace and not in the discovery")
+        raise CaptureRefused(
+            "the step makes a tensor anew in each run, of data that is no tensor (torch.from_numpy, np.asarray)",
+            advice="make the tensor once, outside the step, and close over it",
+        )
     return Traced(
         fx_graph,
         shape_env,

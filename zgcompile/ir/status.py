@@ -14,8 +14,7 @@ from zgcompile.errors import SourceLine
 class Failure(enum.Enum):
     """Why a step failed."""
 
-    USER_ERROR = "user error"  # eager would raise too: raise, never retry
-    EXCEPTION = "exception"  # eager would raise, and its step may handle it: run the user's own function
+    USER_ERROR = "user error"  # eager would raise, and the step may handle it: run the user's own function
     PRECONDITION = "precondition"  # the trace decided a comparison otherwise: run the user's own function
     CAPACITY = "capacity"  # a count is above its cap: run the batch at exact sizes
 
@@ -33,8 +32,7 @@ def decisive(failed: Sequence[Check]) -> Check:
     """Which of the failed checks, given in program order, says what happened.
 
     A check can only be spoilt by what lies in front of it. So an overflow that comes first explains all that follows;
-    behind a failed precondition the step is not the user's, whose own function then tells; what is left is the user's
-    first error, or the first exception.
+    behind a failed precondition the step is not the user's; what is left is the user's first error.
     """
     if failed[0].failure is Failure.CAPACITY:
         return failed[0]
