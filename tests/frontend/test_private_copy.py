@@ -12,6 +12,7 @@ import sys
 import pytest
 import torch
 
+import zgcompile
 from zgcompile.errors import CaptureRefused
 from zgcompile.frontend.private_copy import ABSENT, PrivateCopies, private_copy, private_modules
 
@@ -429,3 +430,25 @@ def test_other_files_can_be_included():
     with pytest.raises(TypeError, match="can only concatenate str"):
         copies.value(maybe_num_nodes)(index)
     assert maybe_num_nodes(index) == 5
+
+
+SCALE = 1.0
+
+
+@functools.singledispatch
+def scaled(x):
+    raise TypeError(type(x))
+
+
+@scaled.register
+def _(x: torch.Tensor):
+    return x * SCALE
+
+
+def test_singledispatch_keeps_nothing_of_a_trace(monkeypatch):
+    fn = zgcompile.compile(lambda x: scaled(x).sum(), warmup=1)
+    for factor in (1.0, 3.0):
+        monkeypatch.setitem(globals(), "SCALE", factor)
+        for n in (4, 5, 4):
+            assert float(fn(torch.ones(n))) == factor * n
+    assert float(scaled(torch.ones(2)).sum()) == 6

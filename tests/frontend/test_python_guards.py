@@ -7,9 +7,11 @@ import collections
 import enum
 import time
 
+import numpy as np
 import pytest
 import torch
 
+from zgcompile.frontend.held_state import same
 from zgcompile.frontend.python_state import PythonSnapshot, hyperparameters
 
 EPOCH = 3
@@ -119,6 +121,46 @@ def test_hyperparameters_are_no_guards_but_ints_and_flags_are():
     snapshot.restore()
     opt.param_groups[0]["amsgrad"] = True
     assert snapshot.check().path == "opt.param_groups[0]['amsgrad']"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "alike"),
+    [
+        (0.0, -0.0, False),
+        (-0.0, -0.0, True),
+        (float("nan"), float("nan"), True),
+        (complex(0.0, 1.0), complex(-0.0, 1.0), False),
+        (complex(2.0, 1.0), complex(2.0, 1.0), True),
+        ((1, (0.0,)), (1, (-0.0,)), False),
+        (np.float32(0.0), np.float32(-0.0), False),
+        (1, True, False),
+    ],
+)
+def test_what_counts_as_the_same(a, b, alike):
+    assert same(a, b) is alike
+
+
+def test_a_new_attribute_that_is_not_read_is_looked_at_once():
+    model = Model()
+    snapshot = PythonSnapshot.take(lambda x: model(x))
+    model.best_acc = 0.9
+    assert snapshot.check() is None
+    assert snapshot._sizes == [*map(len, snapshot._sized)]
+    best = min(_timed(snapshot.check) for _ in range(50))
+    assert best < 100e-6, f"{best * 1e6:.0f} us"
+
+
+def test_equal_keys_in_the_same_order_are_no_change():
+    table = {"a" * 20: 1, "b" * 20: 2, 3: 4}
+    snapshot = PythonSnapshot.take(lambda: table)
+    items = [("".join([*key]) if isinstance(key, str) else key, value) for key, value in table.items()]
+    table.clear()
+    table.update(items)
+    assert snapshot.check() is None
+    table[3] = table.pop(3)
+    assert snapshot.check() is None
+    table["a" * 20] = table.pop("a" * 20)
+    assert snapshot.check().kind == "order changed"
 
 
 def test_check_is_quick():

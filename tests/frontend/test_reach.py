@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import re
+
 import numpy as np
 import torch
 
@@ -52,14 +55,25 @@ def test_library_objects_stay_closed():
     import logging
 
     log = logging.getLogger("x")
-    reached = reachable(lambda: (log, torch, np))
+
+    class Holder:
+        logger, generator, library, pattern = log, torch.nn.functional, np, re.compile("x")
+
+    reached = reachable(lambda: (log, torch, np, Holder.logger, Holder.generator, Holder.library, Holder.pattern))
     assert reached.cut is None
-    assert len(reached.nodes) <= 4
+    assert len(reached.nodes) <= 6
 
 
 def test_the_walk_is_bounded():
     table = {i: [str(i)] for i in range(60_000)}
     assert reachable(lambda: table).cut == "table"
+    assert PythonSnapshot.take(lambda: table).reached.cut == "table"
+    assert reachable(lambda: TABLE).cut is None
+
+
+def test_where_the_walk_gave_up_always_has_a_name():
+    held = {str(i): str(i) for i in range(60_000)}
+    assert reachable(functools.partial(lambda **given: given, **held)).cut
 
 
 def test_iterators_are_told():

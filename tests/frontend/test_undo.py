@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import zgcompile
 from zgcompile.errors import VerificationFailed
 from zgcompile.frontend import undo
 from zgcompile.frontend.undo import Undo, same_bits
@@ -50,6 +51,45 @@ def test_everything_is_back_as_often_as_asked():
         assert not hasattr(model, "extra")
         assert torch.equal(torch.get_rng_state(), rng)
         assert random.getstate() == draw
+
+
+class Member:
+    kept = (1,)
+
+    def method(self):
+        """Is replaced."""
+
+
+@zgcompile.compile
+def compiled():
+    """Names nothing."""
+
+
+def rebinding_step():
+    global max
+    max = min
+    rebinding_step.seen = compiled.seen = 1
+    rebinding_step.__defaults__ = (1,)
+    Member.fresh, Member.kept, Member.method = 1, (), len
+    Member.__call__ = len
+    return Member, compiled
+
+
+def test_names_and_members_that_were_not_there_are_gone_again():
+    kept = Undo(rebinding_step, [], [], [])
+    before, of_the_step, own = dict(vars(Member)), dict(vars(compiled)), Member.kept
+    rebinding_step()
+    paths = {change.path for change in kept.snapshot.diff()}
+    assert {"global max", "rebinding_step.seen", "compiled.seen", "Member.fresh", "Member.__call__"} <= paths
+    kept.restore()
+    assert kept.snapshot.diff() == []
+    assert kept.snapshot.check() is None
+    assert "max" not in globals()
+    assert rebinding_step.__defaults__ is None
+    assert vars(rebinding_step) == {}
+    assert dict(vars(Member)) == before
+    assert Member.kept is own
+    assert dict(vars(compiled)) == of_the_step
 
 
 def test_a_large_tensor_is_watched_and_not_copied(monkeypatch):

@@ -37,8 +37,8 @@ def is_plain(value: object) -> bool:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Identity for objects, type and content for plain values (True is not 1, nan is nan), element by element in
-    tuples."""
+    """Identity for objects, type and content for plain values (True is not 1, 0.0 is not -0.0, nan is nan),
+    element by element in tuples."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -47,8 +47,10 @@ def same(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, MethodType):
         return a.__self__ is b.__self__ and a.__func__ is b.__func__
-    if isinstance(a, (float, np.floating)) and math.isnan(a):
-        return math.isnan(b)
+    if isinstance(a, (float, np.floating)):
+        return math.isnan(b) if math.isnan(a) else bool(a == b) and math.copysign(1, a) == math.copysign(1, b)
+    if isinstance(a, complex):
+        return same(a.real, b.real) and same(a.imag, b.imag)
     return is_plain(a) and bool(a == b)
 
 
@@ -144,6 +146,21 @@ class AttributesForm(MappingForm):
 
     def view(self, owner: Any) -> Any:
         return vars(owner)
+
+
+class OwnAttributesForm(AttributesForm):
+    """The attributes of an object but those that its class sets itself."""
+
+    def __init__(self, kind: frozenset[str]) -> None:
+        self.kind = kind
+
+    def read(self, owner: Any) -> dict[Any, Any]:
+        return {name: value for name, value in vars(owner).items() if name not in self.kind}
+
+    def write(self, owner: Any, saved: dict[Any, Any]) -> None:
+        for name in self.read(owner):
+            del vars(owner)[name]
+        vars(owner).update(saved)
 
 
 class SlotsForm(Form):
@@ -252,25 +269,60 @@ class NamesForm(Form):
         return _Maybe(owner)
 
 
+class FunctionForm(Form):
+    """What a function itself is: its code (which a reloaded notebook module replaces) and its defaults."""
+
+    def read(self, owner: FunctionType) -> dict[Any, Any]:
+        return {name: getattr(owner, name) for name in ("__code__", "__defaults__", "__kwdefaults__")}
+
+    def write(self, owner: FunctionType, saved: dict[Any, Any]) -> None:
+        for name, value in saved.items():
+            setattr(owner, name, value)
+
+    def view(self, owner: FunctionType) -> Any:
+        return _Attribute(owner)
+
+
 METHODS = (FunctionType, staticmethod, classmethod, property)
+NEVER_CALLED = {
+    "__repr__",
+    "__str__",
+    "__del__",
+    "__init_subclass__",
+    "__class_getitem__",
+    "__reduce__",
+    "__deepcopy__",
+}
+# What the interpreter keeps in a class itself.
+_OF_THE_INTERPRETER = {"__dict__", "__weakref__", "__annotate__", "__annotate_func__", "__abstractmethods__"}
+_SLOT_TYPES = tuple({type(vars(FunctionType)[name]) for name in ("__globals__", "__code__")})
+
+
+def is_dunder(name: object) -> bool:
+    return isinstance(name, str) and name.startswith("__") and name.endswith("__")
 
 
 class ClassForm(Form):
-    """A user class's own scalars, containers and methods; other descriptors and dunders are not state."""
+    """All that a user class holds itself but its slots; of the dunders only methods that an operation may run."""
+
+    @staticmethod
+    def holds(name: str, value: object) -> bool:
+        if isinstance(value, _SLOT_TYPES):
+            return False
+        if not is_dunder(name):
+            return True
+        return name not in NEVER_CALLED | _OF_THE_INTERPRETER and (callable(value) or isinstance(value, METHODS))
 
     def read(self, owner: type) -> dict[Any, Any]:
-        return {
-            name: value
-            for name, value in vars(owner).items()
-            if not (name.startswith("__") and name.endswith("__"))
-            and (is_plain(value) or isinstance(value, (torch.Tensor, list, dict, set, tuple, deque, *METHODS)))
-        }
+        return {name: value for name, value in vars(owner).items() if self.holds(name, value)}
 
     def write(self, owner: type, saved: dict[Any, Any]) -> None:
-        for name in self.read(owner).keys() - saved.keys():
+        now = self.read(owner)
+        for name in now.keys() - saved.keys():
             type.__delattr__(owner, name)
         for name, value in saved.items():
-            type.__setattr__(owner, name, value)
+            if now.get(name, ABSENT) is not value:
+                type.__setattr__(owner, name, value)
 
     def view(self, owner: type) -> Any:
         return _Maybe(vars(owner))
@@ -307,8 +359,11 @@ class WholeForm(Form):
                 owner.set_state(saved["restore"])
 
 
+LONG_CHECKED = 10_000
+
+
 class LongForm(WholeForm):
-    """More than 1,000 plain numbers: kept by one shallow copy, told apart between calls by identity and length only."""
+    """More than 1,000 plain numbers: kept by one shallow copy, compared between calls up to `LONG_CHECKED` of them."""
 
     sized = True
 
@@ -326,7 +381,7 @@ class LongForm(WholeForm):
 
 
 MAPPING, ATTRIBUTES, SLOTS, SEQUENCE, SET = MappingForm(), AttributesForm(), SlotsForm(), SequenceForm(), SetForm()
-CLASS, WHOLE, LONG = ClassForm(), WholeForm(), LongForm()
+CLASS, WHOLE, LONG, FUNCTION = ClassForm(), WholeForm(), LongForm(), FunctionForm()
 
 
 @dataclass(eq=False, slots=True)

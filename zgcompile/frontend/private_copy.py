@@ -13,6 +13,7 @@ import sys
 from contextlib import contextmanager
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from zgcompile.errors import CaptureRefused
 from zgcompile.frontend.held_state import ABSENT, contents_of
@@ -140,6 +141,9 @@ class PrivateCopies:
     def _function(self, fn: FunctionType) -> FunctionType:
         user = self._is_user(fn.__code__.co_filename)
         cells = tuple(map(self._cell, fn.__closure__ or ()))
+        if fn.__code__.co_filename == functools.__file__:  # `singledispatch` would keep what it found in one trace
+            named = zip(fn.__code__.co_freevars, cells, strict=True)
+            cells = tuple(CellType(WeakKeyDictionary()) if n == "dispatch_cache" else c for n, c in named)
         space = vars(self._space(fn.__globals__, None)) if user else fn.__globals__
         if id(fn) in self._made:  # made on the way, while the globals were filled
             return self._made[id(fn)][1]

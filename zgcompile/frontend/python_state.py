@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
+from collections import OrderedDict
 from dataclasses import dataclass
 from operator import is_
-from types import BuiltinFunctionType, ModuleType
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,13 +18,17 @@ from zgcompile.frontend.held_state import (
     ATTRIBUTES,
     CLASS,
     LONG,
+    LONG_CHECKED,
     MAPPING,
-    METHODS,
     SEQUENCE,
     SET,
     SLOTS,
     WHOLE,
+    AttributesForm,
+    ClassForm,
+    NamesForm,
     Node,
+    OwnAttributesForm,
     brief,
     is_plain,
     same,
@@ -141,6 +147,18 @@ def _identical(a: dict[Any, Any], b: dict[Any, Any]) -> bool:
     return len(a) == len(b) and all(map(is_, a, b)) and all(map(is_, a.values(), b.values()))
 
 
+def _same_order(a: Iterable[Any], b: Iterable[Any]) -> bool:
+    """Whether two equal sets of keys come in one order; the keys need not be the same objects."""
+    return all(x is y or (hash(x) == hash(y) and same(x, y)) for x, y in zip(a, b, strict=True))
+
+
+def _same_whole(node: Node, saved: dict[Any, Any], now: dict[Any, Any]) -> bool:
+    before, after = next(iter(saved.values())), next(iter(now.values()))
+    if node.form is LONG:
+        return set(before) == set(after) if isinstance(node.owner, set) else same(before, after)
+    return bool(before == after)
+
+
 class PythonSnapshot:
     """The state that `take` found. It holds strong references to containers and values, but copies no tensor.
 
@@ -157,7 +175,13 @@ class PythonSnapshot:
         self._named: list[tuple[Node, Any]] = []
         self._sized: list[Any] = []
         self._sizes: list[int] = []
-        self._sized_nodes: list[Node] = []
+        self._gains: list[Callable[[], tuple[Node, Any] | None] | Node] = []
+        self._absent: dict[int, list[tuple[Node, list[str]]]] = {}  # id of a module's globals
+        self._tables: list[dict[str, Any]] = []
+        self._keys: list[list[str]] = []
+        self._table_nodes: list[Node] = []
+        self._orders: list[tuple[Callable[[Any], Iterator[Any]], Any, tuple[Any, ...], Node]] = []
+        self._longs: list[tuple[Any, tuple[Any, ...], Node]] = []
         self._sets: list[tuple[set[Any], set[Any], Node]] = []
         self._arrays: list[tuple[np.ndarray[Any, Any], bytes, Node]] = []
         self._groups = {id(g) for o in reached.optimizers for g in o.param_groups}
@@ -169,6 +193,7 @@ class PythonSnapshot:
             if k != "params" and _is_hyper(v)
         }
         self._params = {id(g["params"]) for o in reached.optimizers for g in o.param_groups}
+        self._states = {id(d) for o in reached.optimizers for d in (o.state, *o.state.values(), *o.param_groups)}
         for node in reached.nodes:
             self._guard(node)
 
@@ -199,12 +224,9 @@ class PythonSnapshot:
                 self._sets.append((owner, set(node.saved), node))
             return
         view = form.view(owner)
-        attributes = form in (ATTRIBUTES, SLOTS)
-        if form.sized and not node.quiet and not isinstance(owner, tuple) and self.reached.reads(owner, ""):
-            sized = vars(owner) if form is ATTRIBUTES else owner
-            self._sized.append(sized)
-            self._sizes.append(len(sized))
-            self._sized_nodes.append(node)
+        attributes = form in (SLOTS, CLASS) or isinstance(form, AttributesForm)
+        self._guard_size(node)
+        self._guard_contents(node)
         if isinstance(owner, np.ndarray):
             self._arrays.append((owner, node.saved["contents"], node))
         if not form.keyed:
@@ -216,22 +238,72 @@ class PythonSnapshot:
                 continue
             if attributes and not self.reached.reads(owner, key):
                 continue
-            if form is CLASS and isinstance(value, METHODS) and key not in self.reached.names:
-                continue
             if self._quiet(node, key) or (hyper and _is_hyper(value)):
                 continue
-            if isinstance(value, (ModuleType, type, BuiltinFunctionType)):
-                continue
+            if value is ABSENT and isinstance(form, NamesForm) and (node.path or hasattr(builtins, key)):
+                continue  # few of many names come: the number of names in the module tells
             if node.form is ATTRIBUTES and key in MODULE_TABLES and isinstance(node.owner, torch.nn.Module):
                 continue  # torch never replaces them; what they hold is guarded
             if is_plain(value):
                 self.scalars.append(ScalarSite(node.origin * (not node.path) + node.entry(key), view, key, value))
             self._flat.append((view, key, value))
             self._named.append((node, key))
-        if form is ATTRIBUTES and not self.reached.reads(owner, ""):
+        if form is ATTRIBUTES and not isinstance(owner, FunctionType) and not self.reached.reads(owner, ""):
             for key in self._shadows(owner, node.saved):
                 self._flat.append((view, key, ABSENT))
                 self._named.append((node, key))
+
+    def _guard_size(self, node: Node) -> None:
+        """Note the number of entries, and which new ones would be a change: `_gains` has the node where any is, else
+        what finds one."""
+        form, owner = node.form, node.owner
+        if isinstance(form, NamesForm):
+            names = [k for k, v in node.saved.items() if v is ABSENT and (node.path or hasattr(builtins, k))]
+            if names and id(owner) in self._absent:
+                self._absent[id(owner)].append((node, names))
+            elif names:
+                self._absent[id(owner)] = absent = [(node, names)]
+                self._watch(owner, lambda: next(((n, k) for n, names in absent for k in names if k in owner), None))
+        elif form is CLASS or isinstance(form, AttributesForm):
+            held = vars(owner)
+            if form is not CLASS and self.reached.reads(owner, ""):
+                self._watch(held, node)
+            else:
+                self._watch(held, lambda: next(((node, k) for k in held if self._gained(node, k)), None))
+        elif form.sized and not node.quiet and not isinstance(owner, tuple):
+            self._watch(owner, node)
+
+    def _watch(self, container: Any, gain: Callable[[], tuple[Node, Any] | None] | Node) -> None:
+        self._sized.append(container)
+        self._sizes.append(len(container))
+        self._gains.append(gain)
+
+    def _gained(self, node: Node, key: Any) -> bool:
+        if key in node.saved or not self.reached.gains(node.owner, key):
+            return False
+        if node.form is CLASS:
+            return ClassForm.holds(key, vars(node.owner)[key])
+        return not isinstance(node.form, OwnAttributesForm) or key not in node.form.kind
+
+    def _guard_contents(self, node: Node) -> None:
+        form, owner = node.form, node.owner
+        if form is MAPPING and len(node.saved) > 1 and not node.quiet and id(owner) not in self._states:
+            kind = OrderedDict if isinstance(owner, OrderedDict) else dict
+            if type(owner) is kind and all(type(key) is str for key in node.saved):
+                self._tables.append(owner)
+                self._keys.append(list(node.saved))
+                self._table_nodes.append(node)
+            else:
+                self._orders.append((kind.__iter__, owner, tuple(node.saved), node))
+        elif form is LONG and len(node.saved["contents"]) <= LONG_CHECKED:
+            contents = node.saved["contents"]
+            if isinstance(owner, set):
+                self._sets.append((owner, set(contents), node))
+            elif isinstance(owner, dict):
+                self._orders.append((dict.__iter__, owner, tuple(key for key, _ in contents), node))
+                self._longs.append((owner.values(), tuple(value for _, value in contents), node))
+            else:
+                self._longs.append((owner, contents, node))
 
     def _shadows(self, owner: object, saved: dict[Any, Any]) -> Iterator[str]:
         """Attributes of the class that the step reads and that an attribute of the instance would hide."""
@@ -245,28 +317,60 @@ class PythonSnapshot:
         self.tensors += [TensorSite(node.path, view, v, v) for v in node.saved if isinstance(v, torch.Tensor)]
 
     def check(self) -> Change | None:
-        """The first guard that no longer holds: a plain value, the identity of anything held, or the size of a
-        container.
+        """The first guard that no longer holds: a plain value, the identity of anything held, the size of a container,
+        the order of a dictionary, an attribute or name that the step uses and that was not there.
 
-        Rebound tensors are left to `tensors`. Contents of long containers of numbers and of large numpy arrays are not
-        looked at.
+        Rebound tensors are left to `tensors`. Contents of containers of more than `LONG_CHECKED` numbers and of large
+        numpy arrays are not looked at.
         """
         try:
             for view, key, value in self._flat:
                 if view[key] is not value and not same(view[key], value):
                     break
             else:
-                if [*map(len, self._sized)] == self._sizes:
-                    for live, members, node in self._sets:
-                        if live != members:
-                            return next(self._changes(node, node.form.read(live)), None)
-                    for array, contents, node in self._arrays:
-                        if array.tobytes() != contents:
-                            return next(self._changes(node, node.form.read(array)), None)
-                    return None
+                if [*map(len, self._sized)] == self._sizes or self._resized() is None:
+                    return self._content_change()
         except (KeyError, IndexError):
             pass
         return self._first_change()
+
+    def _resized(self) -> Change | None:
+        """The first change among the containers whose number of entries did; what nobody reads is remembered."""
+        for i, (container, size, gain) in enumerate(zip(self._sized, self._sizes, self._gains, strict=True)):
+            if len(container) == size:
+                continue
+            if isinstance(gain, Node):
+                return next(self._changes(gain, gain.form.read(gain.owner)), None)
+            found = gain()
+            if found is not None:
+                node, key = found
+                return self._entry_change(node, key, ABSENT, container[key])
+            self._sizes[i] = len(container)
+        return None
+
+    def _content_change(self) -> Change | None:
+        if [*map(list, self._tables)] != self._keys:
+            return next(
+                self._node_change(n)
+                for t, k, n in zip(self._tables, self._keys, self._table_nodes, strict=True)
+                if list(t) != k
+            )
+        for iterate, mapping, keys, node in self._orders:
+            if not all(map(is_, iterate(mapping), keys)) and not _same_order(iterate(mapping), keys):
+                return self._node_change(node)
+        for live, members, node in self._sets:
+            if live != members:
+                return self._node_change(node)
+        for numbers, contents, node in self._longs:
+            if not all(map(is_, numbers, contents)) and not all(map(same, numbers, contents)):
+                return self._node_change(node)
+        for array, bits, node in self._arrays:
+            if array.tobytes() != bits:
+                return self._node_change(node)
+        return None
+
+    def _node_change(self, node: Node) -> Change | None:
+        return next(self._changes(node, node.form.read(node.owner)), None)
 
     def _first_change(self) -> Change | None:
         for (view, key, value), (node, _) in zip(self._flat, self._named, strict=True):
@@ -279,10 +383,7 @@ class PythonSnapshot:
                     if change.key is None or change.key is key:
                         return change
                 return self._entry_change(node, key, value, now)
-        for container, size, node in zip(self._sized, self._sizes, self._sized_nodes, strict=True):
-            if len(container) != size:
-                return next(self._changes(node, node.form.read(node.owner)), None)
-        return None
+        return self._resized()
 
     def diff(self, now: PythonSnapshot | None = None) -> list[Change]:
         """Every difference between this snapshot and a later one (None: the present), in the order of the walk."""
@@ -309,7 +410,7 @@ class PythonSnapshot:
         if node.quiet or _identical(saved, now):
             return
         if node.form is WHOLE or node.form is LONG:
-            if next(iter(saved.values())) != next(iter(now.values())):
+            if not _same_whole(node, saved, now):
                 yield self._whole_change(node, "advanced" if "state" in saved else "items changed", saved, now)
             return
         if node.form is SET:
@@ -324,7 +425,7 @@ class PythonSnapshot:
             before, after = saved.get(key, ABSENT), now.get(key, ABSENT)
             if not same(before, after) and not self._quiet(node, key):
                 yield self._entry_change(node, key, before, after)
-        if node.form is MAPPING and saved.keys() == now.keys() and not all(map(is_, saved, now)):
+        if node.form is MAPPING and saved.keys() == now.keys() and not _same_order(saved, now):
             yield self._whole_change(node, "order changed", saved, now)
 
     def _whole_change(self, node: Node, kind: str, saved: dict[Any, Any], now: dict[Any, Any]) -> Change:
@@ -338,9 +439,7 @@ class PythonSnapshot:
         )
 
     def _entry_change(self, node: Node, key: Any, before: Any, after: Any) -> Change:
-        noun = (
-            "attribute" if node.dotted or node.form in (ATTRIBUTES, SLOTS, CLASS) else "item" if node.path else "name"
-        )
+        noun = "attribute" if node.dotted else "item" if node.path else "name"
         if before is ABSENT:
             kind = f"{noun} added"
         elif after is ABSENT:
@@ -357,7 +456,7 @@ class PythonSnapshot:
         for node in self.reached.nodes:
             now = node.form.read(node.owner)
             if node.form is WHOLE or node.form is LONG:
-                if next(iter(now.values())) != next(iter(node.saved.values())):
+                if not _same_whole(node, node.saved, now):
                     node.form.write(node.owner, node.saved)
             elif not _identical(now, node.saved):
                 node.form.write(node.owner, node.saved)

@@ -3,116 +3,67 @@ optimizers, containers and the user's own objects, following only the methods wh
 
 from __future__ import annotations
 
-import argparse
-import dis
 import functools
 import random
-import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, is_dataclass
-from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any, Generic
+from dataclasses import dataclass, field
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
 
 import numpy as np
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 
 from zgcompile.frontend.held_state import (
     ABSENT,
     ATTRIBUTES,
     CLASS,
+    FUNCTION,
     LONG,
     MAPPING,
     METHODS,
+    NEVER_CALLED,
     SEQUENCE,
     SET,
     SLOTS,
     WHOLE,
+    AttributesForm,
     CellForm,
     Form,
     NamesForm,
     Node,
+    OwnAttributesForm,
     SlotsForm,
     contents_of,
+    is_dunder,
     is_plain,
 )
-from zgcompile.ir.source import cached_by_files, is_user_file
+from zgcompile.frontend.opened import (
+    DYNAMIC_READS,
+    MODULE_ATTRIBUTES,
+    attributes_set_by,
+    behind,
+    functions_in,
+    imported,
+    is_compiled_step,
+    is_user_class,
+    is_user_module,
+    names_of,
+    only_user_code_reads,
+    opens,
+)
+from zgcompile.ir.source import is_user_file
 
 ENTRY_LIMIT = 50_000
 LONG_NUMBERS = 1_000
 SMALL_ARRAY_BYTES = 1 << 16
 
-_LIBRARY_OBJECTS = (
-    torch.nn.Module,
-    torch.optim.Optimizer,
-    LRScheduler,
-    torch.amp.GradScaler,
-    SimpleNamespace,
-    argparse.Namespace,
-)
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
-_GLOBAL_OPS = {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"}
 _BUILDERS = {"__init__", "__new__", "__post_init__"}
-_NEVER_CALLED = {
-    "__repr__",
-    "__str__",
-    "__del__",
-    "__init_subclass__",
-    "__class_getitem__",
-    "__reduce__",
-    "__deepcopy__",
-}
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 MODULE_BOOKKEEPING = frozenset(vars(torch.nn.Module())) - {"training", *MODULE_TABLES}
 # Hooks that run inside a step; the other bookkeeping concerns state dicts.
 _MODULE_HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}
-
-
-@functools.lru_cache(maxsize=4096)
-def _names_of(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """(global names, all names that may be attributes), with those of nested functions. Identifier-like string
-    constants count as attribute names, for the sake of `getattr(x, "name")`."""
-    used = {i.argval for i in dis.get_instructions(code) if i.opname in _GLOBAL_OPS}
-    names = {*code.co_names, *(c for c in code.co_consts if isinstance(c, str) and c.isidentifier())}
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            inner_used, inner_names = _names_of(inner)
-            used |= inner_used
-            names |= inner_names
-    return frozenset(used), frozenset(names)
-
-
-@cached_by_files
-def is_user_class(kind: type) -> bool:
-    """True for a class whose body stands in a user file."""
-    module = sys.modules.get(kind.__module__)
-    file = getattr(module, "__file__", None)
-    if file is not None:
-        return is_user_file(file)
-    return any(is_user_file(f.__code__.co_filename) for f in vars(kind).values() if isinstance(f, FunctionType))
-
-
-def _functions_in(member: object) -> Iterator[object]:
-    if isinstance(member, property):
-        yield from (f for f in (member.fget, member.fset, member.fdel) if f is not None)
-    elif isinstance(member, (staticmethod, classmethod)):
-        yield member.__func__
-    elif isinstance(member, functools.cached_property):
-        yield member.func
-    elif isinstance(member, FunctionType) or hasattr(member, "__wrapped__"):
-        yield member
-
-
-def _opens(value: object) -> bool:
-    """Whether the attributes of an object are the user's state rather than a library's internals."""
-    kind = type(value)
-    if isinstance(value, _LIBRARY_OBJECTS) or any(map(is_user_class, kind.__mro__)):
-        return True
-    home = kind.__module__
-    if home.startswith("torch_geometric."):
-        return not home.startswith("torch_geometric.inspector")
-    return is_dataclass(value) and not home.startswith("torch.")
 
 
 def _long_numbers(value: Any) -> bool:
@@ -120,19 +71,6 @@ def _long_numbers(value: Any) -> bool:
         return False
     kinds = set(map(type, value.values() if isinstance(value, dict) else value))
     return kinds <= {int, float, bool}
-
-
-# Code that reads attributes by names that do not stand in it.
-_DYNAMIC_READS = {"vars", "__dict__", "asdict", "astuple", "getattr", "attrgetter", "eval", "exec", "locals"}
-_MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
-
-
-@cached_by_files
-def _only_user_code_reads(kind: type) -> bool:
-    """A class of which no library code reads an attribute of the user's: only the user's own and nn.Module are above
-    it."""
-    known = (object, torch.nn.Module, Generic)
-    return is_user_class(kind) and not is_dataclass(kind) and all(is_user_class(k) or k in known for k in kind.__mro__)
 
 
 @dataclass
@@ -153,10 +91,24 @@ class Reached:
     def reads(self, owner: object, key: object) -> bool:
         """Whether the step can read the attribute `key` of `owner`: for the user's own objects, that some code names
         it."""
-        kind: type = type(owner)
-        if not isinstance(key, str) or not _only_user_code_reads(kind) or self.names & _DYNAMIC_READS:
+        if not isinstance(key, str) or key in self.names or self.names & DYNAMIC_READS:
             return True
-        return key in self.names or (isinstance(owner, torch.nn.Module) and key in _MODULE_ATTRIBUTES)
+        if isinstance(owner, FunctionType) or is_compiled_step(owner):
+            return False
+        kind: type = owner if isinstance(owner, type) else type(owner)
+        if not only_user_code_reads(kind) or (owner is kind and is_dunder(key)):
+            return True
+        return issubclass(kind, torch.nn.Module) and (
+            key in MODULE_ATTRIBUTES or (owner is kind and hasattr(torch.nn.Module, key))
+        )
+
+    def gains(self, owner: object, key: object) -> bool:
+        """Whether an attribute `key` that is new in `owner` may be what the step reads."""
+        if not isinstance(owner, type) or only_user_code_reads(owner):
+            return self.reads(owner, key)
+        # A library reads of the user's class what it has a name for itself.
+        known = any(key in vars(kind) for kind in owner.__mro__ if not is_user_class(kind))
+        return known or is_dunder(key) or key in self.names or bool(self.names & DYNAMIC_READS)
 
 
 class _Walk:
@@ -169,6 +121,7 @@ class _Walk:
         self.names.add("forward")
         self.waiting: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
         self.queue: deque[tuple[Any, str, str, str]] = deque()
+        self.modules: list[tuple[dict[str, Any], str]] = []
 
     def run(self) -> Reached:
         while self.queue and self.reached.cut is None:
@@ -176,6 +129,10 @@ class _Walk:
             if id(value) not in self.seen:
                 self.seen[id(value)] = value
                 self.visit(value, path, origin, leaf)
+        for space, path in self.modules:
+            absent = sorted(n for n in self.names if n not in space and (id(space), n) not in self.globals_seen)
+            self.reached.nodes.append(Node(NamesForm(tuple(absent)), space, path, "", path, dotted=True))
+            self.reached.nodes[-1].saved = dict.fromkeys(absent, ABSENT)
         return self.reached
 
     def push(self, value: Any, path: str, origin: str = "", leaf: str = "") -> None:
@@ -186,20 +143,19 @@ class _Walk:
     def hold(self, node: Node) -> Node:
         node.saved = node.form.read(node.owner)
         self.entries += len(node.saved)
-        if self.entries > ENTRY_LIMIT:
-            self.reached.cut = node.path or next(iter(node.saved), "")
+        if self.entries > ENTRY_LIMIT and self.reached.cut is None:
+            self.reached.cut = node.path or next(iter(map(str, node.saved)), "") or "the step"
         self.reached.nodes.append(node)
         if node.form.keyed:
-            kind: type = type(node.owner)
-            own = node.form in (ATTRIBUTES, SLOTS) and _only_user_code_reads(kind)
+            attributes = node.form in (SLOTS, CLASS) or isinstance(node.form, AttributesForm)
             for key, value in node.saved.items():
                 if node.form is CLASS and isinstance(value, METHODS):
                     continue  # followed when its name is used
                 found = functools.partial(
                     self.push, value, node.entry(key), node.origin * (not node.path), node.entry_leaf(key)
                 )
-                if own and not self.reached.reads(node.owner, key):
-                    for name in (key, *_DYNAMIC_READS):
+                if attributes and not self.reached.reads(node.owner, key):
+                    for name in (key, *DYNAMIC_READS):
                         self.when_used(name, found)
                 else:
                     found()
@@ -221,7 +177,11 @@ class _Walk:
             self.waiting[name].append(found)
 
     def visit(self, value: Any, path: str, origin: str, leaf: str) -> None:
-        if isinstance(value, FunctionType):
+        if is_compiled_step(value):
+            form = OwnAttributesForm(attributes_set_by(type(value)))
+            self.hold(Node(form, value, path, "", leaf, dotted=True))
+            self.push(value.fn, path)
+        elif isinstance(value, FunctionType):
             self.function(value, path)
         elif isinstance(value, MethodType):
             code = getattr(value.__func__, "__code__", None)
@@ -234,9 +194,12 @@ class _Walk:
             if any(map(is_user_class, value.__mro__)):
                 self.class_(value, built=True)
         elif isinstance(value, ModuleType):
-            if is_user_file(getattr(value, "__file__", None) or ""):
+            if is_user_module(value):
+                self.modules.append((vars(value), path))
                 for name in vars(value):
                     self.when_used(name, functools.partial(self.module_name, value, name, path))
+        elif (referent := behind(value)) is not None:
+            self.push(referent, path, origin, leaf)
         elif isinstance(value, _GENERATORS):
             self.hold(Node(WHOLE, value, path, origin, leaf))
         elif isinstance(value, np.ndarray):
@@ -261,7 +224,7 @@ class _Walk:
             self.hold(Node(form, value, path, origin, leaf))
         elif isinstance(value, Iterator):
             self.reached.iterators.append((origin + path, value))
-        if _opens(value):
+        if opens(value):
             self.object_(value, path, leaf)
         elif form is None and "__wrapped__" in getattr(value, "__dict__", ()):
             self.push(value.__wrapped__, path)
@@ -301,6 +264,8 @@ class _Walk:
 
     def class_(self, kind: type, built: bool) -> None:
         """`built`: the code names the class itself and may make instances of it."""
+        if is_user_class(type(kind)):
+            self.class_(type(kind), built=False)
         library_calls = any(not is_user_class(k) and k is not object for k in kind.__mro__)
         for klass in kind.__mro__:
             if not is_user_class(klass):
@@ -313,10 +278,10 @@ class _Walk:
             elif not built:
                 continue
             for name, member in list(vars(klass).items()):
-                for function in _functions_in(member):
+                for function in functions_in(member):
                     found = functools.partial(self.push, function, f"{klass.__name__}.{name}")
-                    dunder = name.startswith("__") and name.endswith("__")
-                    if (name in _BUILDERS and built) or (dunder and name not in _BUILDERS | _NEVER_CALLED):
+                    dunder = is_dunder(name)
+                    if (name in _BUILDERS and built) or (dunder and name not in _BUILDERS | NEVER_CALLED):
                         found()
                     elif not dunder:
                         # A base class of a library may call any of them back, as PyG does `message`.
@@ -336,6 +301,8 @@ class _Walk:
                 self.hold(Node(CellForm(name), cell, origin="closure "))
             elif isinstance(content := contents_of(cell), (FunctionType, MethodType, functools.partial)):
                 self.push(content, path)
+            elif name == "registry" and fn.__module__ == "functools":
+                self.push(content, path)  # of functools.singledispatch: type -> function
         if not user:
             return
         self.reached.functions.append(fn)
@@ -343,18 +310,17 @@ class _Walk:
         defaults = dict(zip(code.co_varnames[: code.co_argcount][::-1], (fn.__defaults__ or ())[::-1], strict=False))
         for name, value in {**defaults, **(fn.__kwdefaults__ or {})}.items():
             self.push(value, name, "default ")
-        if vars(fn) and set(vars(fn)) != {"__wrapped__"}:
-            self.hold(Node(ATTRIBUTES, fn, fn.__name__, "", fn.__name__, dotted=True))
-        used, names = _names_of(code)
+        for form in (FUNCTION, ATTRIBUTES):
+            self.hold(Node(form, fn, fn.__name__, "", fn.__name__, dotted=True))
+        names = names_of(code)
         space = fn.__globals__
-        fresh = tuple(sorted(name for name in used if (id(space), name) not in self.globals_seen))
+        fresh = tuple(sorted(name for name in names.globals if (id(space), name) not in self.globals_seen))
         self.globals_seen.update((id(space), name) for name in fresh)
         if fresh:
-            builtin = fn.__builtins__
-            self.hold(
-                Node(NamesForm(tuple(n for n in fresh if n in space or n not in builtin)), space, origin="global ")
-            )
-        self.use(names)
+            self.hold(Node(NamesForm(fresh), space, origin="global "))
+        for module in imported(fn):
+            self.push(module, module.__name__)
+        self.use(names.any)
 
     def module_name(self, module: ModuleType, name: str, path: str) -> None:
         space = vars(module)
@@ -367,8 +333,7 @@ class _Walk:
         names = code.co_varnames if code is not None else ()
         for index, argument in enumerate(value.args):
             self.push(argument, names[index] if index < len(names) else f"argument{index}", "argument ")
-        for name, argument in value.keywords.items():
-            self.push(argument, name, "argument ")
+        self.hold(Node(MAPPING, value.keywords, "", "argument "))
         self.push(value.func, path)
 
 

@@ -71,7 +71,7 @@ class EnvelopeShapeEnv(ShapeEnv):
             self._record(orig_expr, value)
         return value
 
-    def guard_or_defer_runtime_assert(
+    def guard_or_defer_runtime_assert(  # type: ignore[override]  # torch's is wrapped by a cache
         self, orig_expr: sympy.logic.boolalg.Boolean, msg: str, fx_node: torch.fx.Node | None = None
     ) -> bool:
         """`torch._check`: one on sizes that the smallest traced size alone has decided is a precondition too."""
