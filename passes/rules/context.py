@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import sympy
@@ -38,6 +38,7 @@ class Context:
         self.key: torch.Tensor | None = None
         self._values: dict[sympy.Basic, Any] = {}
         self._masks: dict[tuple[sympy.Basic, int], torch.Tensor] = {}
+        self._same: set[frozenset[Any]] = set()  # pairs of sizes that the status compares already
 
     # -- sizes
 
@@ -191,6 +192,42 @@ class Context:
             self.bind_symbol(symbol, count, node)
         else:
             self.check(count != self.count(size), Failure.PRECONDITION, f"a size of {size}", node)
+
+    # -- sizes that have to agree
+
+    def check_same(self, node: Node, a: SizeLike, b: SizeLike) -> None:
+        """Eager broadcasts where one of two sizes is 1 and raises where they differ otherwise; the trace took them as
+        one. Sizes that are the same expression cost nothing."""
+        a, b = self.size(a), self.size(b)
+        pair = frozenset((a, b))
+        if a == b or pair in self._same or (isinstance(a, int) and isinstance(b, int)):
+            return
+        self._same.add(pair)
+        self.check(self.count_tensor(a) != self.count(b), Failure.PRECONDITION, f"{a} == {b}", node)
+
+    def fitted(self, value: Any, sizes: Sequence[SizeLike | torch.SymInt]) -> Any:
+        """The data at the caps of `sizes`, aligned at the last dimension: sizes that are equal only by a condition of
+        the trace (`x[1:] - x[:-1]`) may have other caps. Where the condition fails, so does the status."""
+        data = self.raw(value)
+        if not isinstance(data, torch.Tensor) or data.dim() > len(sizes):
+            return data
+        for back, own in enumerate(reversed(self.sizes_of(value)), 1):
+            wanted = self.size(sizes[-back])
+            if own == 1 or (isinstance(own, int) and isinstance(wanted, int)):
+                continue
+            size, cap = data.shape[-back], self.cap(wanted)
+            if size > cap:
+                data = data.narrow(-back, 0, cap)
+            elif size < cap:
+                data = torch.constant_pad_nd(data, [0, 0] * (back - 1) + [0, cap - size])
+        return data
+
+    def aligned(self, node: Node, value: Any, sizes: Sequence[SizeLike]) -> Any:
+        """The data of a tensor that broadcasts to `sizes`, in this batch as in the trace, at their caps."""
+        for own, wanted in zip(reversed(self.sizes_of(value)), reversed(sizes), strict=False):
+            if own != 1:
+                self.check_same(node, own, wanted)
+        return self.fitted(value, sizes)
 
     # -- indices
 

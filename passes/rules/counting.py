@@ -9,7 +9,7 @@ from torch.fx import Node
 from zgcompile.passes.rules.context import Context
 from zgcompile.passes.rules.table import refuse, rule
 
-from zgcompile.ir.bounded import Pad
+from zgcompile.ir.bounded import Bounded, Pad
 from zgcompile.ir.status import Failure
 
 
@@ -35,6 +35,12 @@ def bincount(context: Context, node: Node, source: Any, weights: Any = None, min
             f"this torch release takes weighted counts to be {out.dtype}",
             "use torch.zeros(k).index_add(0, index, weights)",
         )
+    if weights is not None:
+        context.check_same(node, values.sizes[0], context.sizes_of(weights)[0])
+        if values.dynamic():  # without values eager returns int64, whatever the weights
+            empty = context.count_tensor(values.sizes[0]) == 0
+            context.check(empty, Failure.PRECONDITION, "bincount of no values with weights", node)
+        weights = Bounded(context.fitted(weights, values.sizes), values.sizes)
     cap, valid = context.cap(out.shape[0]), context.valid(values.sizes[0])
     context.check((valid & (values.data < 0)).any(), Failure.USER_ERROR, "bincount of a negative value", node)
     shortest = context.count_tensor(minlength).reshape(1)

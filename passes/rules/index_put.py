@@ -26,30 +26,45 @@ def index_put(
     if any(indices[d].dtype in MASKS for d in used):
         return _masked_put(context, node, target, indices, values, accumulate)
     data, sizes = context.raw(target), context.sizes_of(target)
-    safe = [context.index(node, indices[d], node.args[1][d], sizes[d], wraps=True) for d in used]  # type: ignore[index]
-    masks = [m for m in (context.all_valid(indices[d]) for d in used) if m is not None]
-    if not masks:
-        given = dict(zip(used, safe, strict=True))
-        return node.target(data, [given.get(d) for d in range(len(indices))], context.raw(values), accumulate)  # type: ignore[operator]
+    shape = _index_sizes(context, node, [context.sizes_of(indices[d]) for d in used])
+    safe = [_index(context, node, indices[d], node.args[1][d], sizes[d], shape) for d in used]  # type: ignore[index]
     rest = [d for d in range(data.dim()) if d not in used]
+    lead = [d for d in rest if d < used[0]] if used == list(range(used[0], used[-1] + 1)) else []
+    tail = rest[len(lead) :]
+    rows = context.aligned(node, values, [*[sizes[d] for d in lead], *shape, *[sizes[d] for d in tail]])
+    if all(isinstance(s, int) for s in shape):
+        given = dict(zip(used, safe, strict=True))
+        return node.target(data, [given.get(d) for d in range(len(indices))], rows, accumulate)  # type: ignore[operator]
     front = data.permute(used + rest)
     flat = front.reshape(-1, *[data.shape[d] for d in rest])
     place = torch.zeros((), dtype=torch.int64, device=data.device)
     for d, index in zip(used, safe, strict=True):
         place = place * data.shape[d] + index
-    rows = _rows(context.raw(values), place.shape, data.shape, used, rest).reshape(-1, *flat.shape[1:])
-    written = _write(context, flat, place, rows, [indices[d] for d in used], masks, accumulate)
+    caps = context.caps_of(shape)
+    place = place if list(place.shape) == caps else place.expand(caps)
+    # Adjacent indices put their dimensions where they stand, others in front.
+    wide = rows.expand([*[data.shape[d] for d in lead], *caps, *[data.shape[d] for d in tail]])
+    wide = wide.movedim(list(range(len(lead))), [len(caps) + k for k in range(len(lead))])
+    rows = wide.reshape(-1, *flat.shape[1:])
+    written = _write(context, flat, place, rows, shape, accumulate)
     return written.reshape(front.shape).permute([(used + rest).index(d) for d in range(data.dim())])
 
 
-def _rows(
-    values: torch.Tensor, index_shape: Sequence[int], shape: Sequence[int], used: list[int], rest: list[int]
-) -> torch.Tensor:
-    """Values broadcast to [index shape, rest]: adjacent indices put theirs where they stand, others in front."""
-    lead = [d for d in rest if d < used[0]] if used == list(range(used[0], used[-1] + 1)) else []
-    tail = rest[len(lead) :]
-    wide = values.expand([*[shape[d] for d in lead], *index_shape, *[shape[d] for d in tail]])
-    return wide.movedim(list(range(len(lead))), [len(index_shape) + k for k in range(len(lead))])
+def _index(context: Context, node: Node, index: Any, index_node: Any, size: Any, shape: list[Any]) -> torch.Tensor:
+    safe = context.index(node, index, index_node, size, wraps=True)
+    return context.fitted(Bounded(safe, context.sizes_of(index)), shape)
+
+
+def _index_sizes(context: Context, node: Node, sizes: list[tuple[Any, ...]]) -> list[Any]:
+    """What index tensors of these sizes broadcast to."""
+    shape: list[Any] = [1] * max(len(s) for s in sizes)
+    for own in sizes:
+        for back, size in enumerate(reversed(own), 1):
+            if shape[-back] == 1:
+                shape[-back] = size
+            elif size != 1:
+                context.check_same(node, size, shape[-back])
+    return shape
 
 
 def _write(
@@ -57,21 +72,18 @@ def _write(
     flat: torch.Tensor,
     place: torch.Tensor,
     rows: torch.Tensor,
-    indices: list[Any],
-    masks: list[torch.Tensor],
+    sizes: Sequence[Any],
     accumulate: bool,
 ) -> torch.Tensor:
-    valid = masks[0]
-    for mask in masks[1:]:
-        valid = valid & mask
-    valid = valid.expand(place.shape).reshape(-1)
+    """`flat[place] = rows` for the places that are valid in `sizes`, those of the index."""
+    if len(sizes) == 1 and not accumulate:
+        return torch.ops.zgcompile.index_put(flat, place, rows, context.count_tensor(sizes[0]))
+    mask = context.all_valid(Bounded(place, tuple(sizes)))
+    valid = (torch.ones_like(place, dtype=torch.bool) if mask is None else mask.expand(place.shape)).reshape(-1)
     if accumulate:
         zero = torch.zeros((), dtype=rows.dtype, device=rows.device)
         rows = torch.where(valid.reshape(-1, *[1] * (rows.dim() - 1)), rows, zero)
         return torch.ops.aten.index_put.default(flat, [place.reshape(-1)], rows, True)
-    only = indices[0]
-    if len(indices) == 1 and only.dim() == 1:
-        return torch.ops.zgcompile.index_put(flat, place, rows, context.count_tensor(only.sizes[0]))
     # The op skips what lies outside [0, rows).
     return torch.ops.zgcompile.index_put(
         flat, torch.where(valid, place.reshape(-1), -1), rows, context.count_tensor(valid.shape[0])
@@ -85,14 +97,18 @@ def _masked_put(
     used = [d for d, i in enumerate(indices) if i is not None]
     if len(used) != 1:
         raise refuse(node, "a boolean mask together with other indices", "use torch.where")
-    at, mask = used[0], indices[used[0]]
-    flags = context.select(mask, False).to(torch.bool)
+    at, mask, sizes = used[0], indices[used[0]], context.sizes_of(target)
+    masked, own = sizes[at : at + mask.dim()], context.sizes_of(values)
+    chosen = Bounded(context.select(mask, False).to(torch.bool), context.sizes_of(mask))
+    flags = context.aligned(node, chosen, masked)
     data = context.raw(target).movedim(list(range(at, at + flags.dim())), list(range(flags.dim())))
     behind = data.dim() - flags.dim()
-    rows, after = context.raw(values), behind - at
-    if rows.dim() > after:
-        column = rows.dim() - 1 - after
-        _check_number(context, node, mask, flags, context.sizes_of(values)[column])
+    after = behind - at
+    column = len(own) - 1 - after
+    number = [own[column]] if column >= 0 else []
+    rows = context.aligned(node, values, [*sizes[:at], *number, *sizes[at + flags.dim() :]])
+    if number:
+        _check_number(context, node, mask, flags, number[0])
         rows = rows.movedim(column, 0)
         rows = rows.reshape(rows.shape[0], *[1] * (behind - rows.dim() + 1), *rows.shape[1:])
         if rows.shape[0] != 1:
@@ -107,11 +123,11 @@ def _masked_put(
 
 
 def _check_number(context: Context, node: Node, mask: Any, flags: torch.Tensor, size: Any) -> None:
-    """Eager refuses another number of values than of True elements, but for a single one that broadcasts."""
+    """Eager refuses another number of values than of True elements, but for a single one that broadcasts. A dynamic
+    number that is one is not the traced step."""
     if size != 1 and not is_count_of(context, mask, size):
-        count = context.count(size)
-        wrong = (flags.sum() != count) if isinstance(count, int) else (flags.sum() != count) & (count != 1)
-        context.check(wrong, Failure.USER_ERROR, "shape mismatch in a masked assignment", node)
+        failure = Failure.USER_ERROR if isinstance(size, int) else Failure.PRECONDITION
+        context.check(flags.sum() != context.count(size), failure, "shape mismatch in a masked assignment", node)
 
 
 @rule("masked_scatter.default")
@@ -152,10 +168,13 @@ def put(context: Context, node: Node, target: Any, index: Any, source: Any, accu
     """`target.flatten()[index] = source`."""
     if isinstance(target, Bounded):
         raise refuse(node, "put into a dynamic tensor", "assign through an index: x[i] = v")
-    safe = context.index(node, index, node.args[1], target.numel(), wraps=True).reshape(-1)
-    valid = context.all_valid(index)
-    valid = (
-        torch.ones_like(safe, dtype=torch.bool) if valid is None else valid.expand(context.raw(index).shape).reshape(-1)
-    )
-    rows = context.raw(source).reshape(-1)
-    return _write(context, target.reshape(-1), safe, rows, [index, index], [valid], accumulate).reshape(target.shape)
+    safe, shape = context.index(node, index, node.args[1], target.numel(), wraps=True), context.sizes_of(index)
+    if len(context.sizes_of(source)) == len(shape):
+        for a, b in zip(context.sizes_of(source), shape, strict=True):
+            context.check_same(node, a, b)
+        rows = context.fitted(source, shape)
+    elif isinstance(source, Bounded) or isinstance(index, Bounded):
+        raise refuse(node, "put of a source whose shape is not that of its index", "reshape the source")
+    else:
+        rows = source
+    return _write(context, target.reshape(-1), safe, rows.reshape(-1), shape, accumulate).reshape(target.shape)

@@ -80,7 +80,7 @@ def vector_norm(context: Context, node: Node, source: Bounded, order: Any = 2, *
         raise refuse(node, "a norm of a device order", "give the order as a number")
     dims = reduced_dims(source, _named(node, (order, *args), kwargs, "dim"))
     power = 2.0 if order is None else float(order)
-    if math.isinf(power):
+    if math.isinf(power) or power < 0:
         context.check_not_empty(node, [source.sizes[d] for d in dims])
     given = (order, *args) if len(node.args) > 1 else ()
     return applied(context, node, context.select(source, 0 if power >= 0 else math.inf, dims), given, kwargs)

@@ -23,9 +23,21 @@ def index_add(
         spread = torch.arange(safe.shape[0], device=safe.device) % max(context.cap(size), 1)
         safe = torch.where(context.valid(index.sizes[0]), safe, spread.to(safe.dtype))
     values, alpha = context.select(source, 0, [dim]), context.scalar(alpha)
+    values = _matching(context, node, target, dim, index, source, values)
     return context.raw(target).index_add(
         dim, safe, values if isinstance(alpha, (int, float)) and alpha == 1 else (values * alpha).to(values.dtype)
     )
+
+
+def _matching(context: Context, node: Node, target: Any, dim: int, index: Any, source: Any, data: Any) -> Any:
+    """`data` of the source, whose size along `dim` has to be the index's, and the target's elsewhere."""
+    own, wanted = context.sizes_of(source), list(context.sizes_of(target))
+    if len(own) != len(wanted) or not own:
+        return data
+    wanted[dim] = next(iter(context.sizes_of(index)), 1)
+    for a, b in zip(own, wanted, strict=True):
+        context.check_same(node, a, b)
+    return context.fitted(Bounded(data, own), wanted)
 
 
 @rule("scatter_add.default")
@@ -78,7 +90,8 @@ def index_copy(
     context: Context, node: Node, target: Any, dim: int, index: Any, source: Any, *mode: Any, **options: Any
 ) -> torch.Tensor:
     data, safe = _dumped(context, node, target, dim, index)
-    return node.target(data, dim, safe, context.raw(source), *mode, **options).narrow(dim, 0, data.shape[dim] - 1)  # type: ignore[operator]
+    values = _matching(context, node, target, dim, index, source, context.raw(source))
+    return node.target(data, dim, safe, values, *mode, **options).narrow(dim, 0, data.shape[dim] - 1)  # type: ignore[operator]
 
 
 @rule("index_fill.int_Scalar", "index_fill.int_Tensor")

@@ -84,11 +84,15 @@ def select(context: Context, node: Node, source: Any, dim: int, index: Any) -> A
 
 @rule("select_scatter.default")
 def select_scatter(context: Context, node: Node, target: Any, source: Any, dim: int, index: Any) -> torch.Tensor:
-    data, size = context.raw(target), context.sizes_of(target)[dim]
+    data, sizes = context.raw(target), list(context.sizes_of(target))
+    size = sizes.pop(dim)
+    for own, wanted in zip(context.sizes_of(source), sizes, strict=True):
+        context.check_same(node, own, wanted)
+    values = context.fitted(source, sizes)
     if isinstance(size, int) and isinstance(index, int):
-        return node.target(data, context.raw(source), dim, index)  # type: ignore[operator]
+        return node.target(data, values, dim, index)  # type: ignore[operator]
     hit = torch.arange(data.shape[dim], device=data.device) == _checked_place(context, node, index, size)
-    return torch.where(along(hit, dim, data.dim()), context.raw(source).unsqueeze(dim), data)
+    return torch.where(along(hit, dim, data.dim()), values.unsqueeze(dim), data)
 
 
 @rule("slice_scatter.default")
@@ -103,18 +107,23 @@ def slice_scatter(
     step: Any = 1,
 ) -> torch.Tensor:
     """Row j of the target takes row (j - start) / step of the source while j is in the slice."""
-    data, values, size = context.raw(target), context.raw(source), context.sizes_of(target)[dim]
+    data, sizes, rows = context.raw(target), list(context.sizes_of(target)), context.sizes_of(source)[dim]
+    size = sizes[dim]
     if not isinstance(step, int):
         raise refuse(
             node, "an assignment to a slice with a device step", "assign through start + step * torch.arange(k)"
         )
-    if isinstance(size, int) and not isinstance(start, Size) and not isinstance(end, Size):
+    fixed = isinstance(size, int) and not isinstance(start, Size) and not isinstance(end, Size)
+    sizes[dim] = len(range(*slice(start, end, step).indices(size))) if fixed else rows
+    for own, wanted in zip(context.sizes_of(source), sizes, strict=True):
+        context.check_same(node, own, wanted)
+    values = context.fitted(source, sizes)
+    if fixed:
         return node.target(data, values, dim, start, end, step)  # type: ignore[operator]
     first, last = _place(context, start, size, 0), _place(context, end, size, None)
-    rows = context.sizes_of(source)[dim]
-    wanted = torch.div(last - first + (step - 1), step, rounding_mode="floor").clamp(min=0)
+    length = torch.div(last - first + (step - 1), step, rounding_mode="floor").clamp(min=0)
     if not (_is_open_start(start) and _is_open_end(end) and step == 1 and rows == size):
-        context.check(wanted != context.count(rows), Failure.PRECONDITION, f"a slice of {rows} rows", node)
+        context.check(length != context.count(rows), Failure.PRECONDITION, f"a slice of {rows} rows", node)
     row = torch.arange(data.shape[dim], device=data.device)
     inside = (row >= first) & (row < last) & ((row - first) % step == 0)
     moved = rows_at(values, dim, torch.div(row - first, step, rounding_mode="floor"))

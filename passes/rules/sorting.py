@@ -56,6 +56,11 @@ def topk(
     size, fill = source.sizes[dim], lowest(source.dtype) if is_largest else last_ascending(source.dtype)
     if not isinstance(size, int):
         context.check(context.count_tensor(size) < k, Failure.USER_ERROR, f"topk of fewer than {k} values", node)
+    if context.device.type == "cpu" and not isinstance(size, int) and source.data.shape[dim] >= k:
+        # On a GPU ATen's radix select takes equal values in the order of their places, so pads, behind, lose a tie with
+        # the fill; the partial sort of a CPU takes any.
+        values, order = _sorted(context, source, dim, is_largest)
+        return values.narrow(dim, 0, k), order.narrow(dim, 0, k)
     data = context.select(source, fill, [dim])
     if data.shape[dim] < k:
         short = list(data.shape)

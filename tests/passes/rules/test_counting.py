@@ -67,6 +67,21 @@ CASES = [
         batches=BATCHES[:4],
         new=True,
     ),
+    Case(
+        "weighted bincount of nothing",
+        lambda i, w: torch.bincount(i, w),
+        (Rows("n", (), LONG, 0, 7), Rows("n")),
+        batches=({"n": 9, "m": 6}, {"n": 0, "m": 0}),
+        fails=lambda c: None if c["n"] else Failure.PRECONDITION,
+        new=True,
+    ),
+    Case(
+        "weighted bincount of another number",
+        lambda i, w: torch.bincount(i, w),
+        (Rows("n", (), LONG, 0, 7), Rows("m")),
+        batches=({"n": 6, "m": 6}, {"n": 9, "m": 1}, {"n": 9, "m": 4}, {"n": 2, "m": 6}),
+        new=True,
+    ),
     Case("bincount of negative values", lambda i: torch.bincount(i - 7), (Rows("n", (), LONG, 0, 7),)),
     Case("bincount of a table", lambda t, x: torch.bincount(t) * x.sum().long(), (Fixed((9,), LONG, 0, 4), Rows("n"))),
 ]

@@ -5,8 +5,16 @@ from __future__ import annotations
 import torch
 
 from tests.passes.rules.harness import Case, Fixed, Rows, backward, check_case, swept
-from tests.passes.rules.writes import BOOL, LONG, M4, N4, TO_ROWS, TO_TABLE, T, always, masked_add, set_at, written
+from tests.passes.rules.writes import BOOL, LONG, M4, N4, TO_ROWS, TO_TABLE, T, V, always, masked_add, set_at, written
 from zgcompile.ir.status import Failure
+
+# Another number of values than of places: equal, one (eager broadcasts), and one that eager refuses.
+NUMBERS = {"batches": ({"n": 9, "m": 6}, {"n": 9, "m": 1}, {"n": 9, "m": 4}, {"n": 6, "m": 6})}
+
+
+def first_six(rows):
+    return torch.arange(rows.shape[0]) < 6
+
 
 CASES = [
     Case(
@@ -59,6 +67,49 @@ CASES = [
         (T, TO_TABLE),
     ),
     Case("masked write of too many rows", lambda h, m, v: written(h, m, v), (N4, Rows("n", (), BOOL), Fixed((11, 4)))),
+    Case("masked write of another number", lambda h, v: written(h, first_six(h), v), (Rows("n"), Rows("m")), **NUMBERS),
+    Case("masked write of another number of rows", lambda h, v: written(h, first_six(h), v), (N4, M4), **NUMBERS),
+    Case(
+        "masked accumulation of another number",
+        lambda h, v: h.index_put((first_six(h),), v, accumulate=True),
+        (N4, M4),
+        **NUMBERS,
+    ),
+    Case(
+        "masked columns of another number",
+        lambda t, h, v: written(t, (slice(None), first_six(h)), v),
+        (Fixed((3, 9)), Rows("n"), Rows("m")),
+        batches=NUMBERS["batches"][:3],
+    ),
+    Case("mask of another length", lambda h, m: written(h, m, 2.0), (M4, Rows("n", (), BOOL)), **NUMBERS),
+    Case(
+        "masked write of rows of another length",
+        lambda h, v: written(torch.zeros(9, h.shape[0]), torch.arange(9) < 5, v),
+        (Rows("n"), Rows("m")),
+        **NUMBERS,
+    ),
+    Case("index_put of another number", lambda t, i, v: set_at(t, i[:6], v), (V, TO_TABLE, Rows("m")), **NUMBERS),
+    Case("index_put of another number of rows", lambda t, i, v: set_at(t, i[:6], v), (T, TO_TABLE, M4), **NUMBERS),
+    Case(
+        "accumulate another number",
+        lambda t, i, v: t.index_put((i[:6],), v, accumulate=True),
+        (V, TO_TABLE, Rows("m")),
+        **NUMBERS,
+    ),
+    Case(
+        "index_put at pairs of other numbers",
+        lambda t, i, j: set_at(t, (i, j), 2.0),
+        (T, TO_TABLE, Rows("m", (), LONG, 0, 4)),
+        **NUMBERS,
+    ),
+    Case(
+        "index_put of a row of another length",
+        lambda h, v: set_at(torch.zeros(4, h.shape[0]), torch.tensor([0, 2]), v),
+        (Rows("n"), Rows("m")),
+        **NUMBERS,
+    ),
+    Case("put of another number", lambda t, i, v: t.put(i, v), (V, TO_TABLE, Rows("m")), **NUMBERS),
+    Case("put of rows", lambda t, i, v: t.put(i, v), (V, Rows("n", (2,), LONG, 0, 7), Rows("n", (2,)))),
     Case("masked_fill", backward(lambda h, m: h.masked_fill(m.unsqueeze(1), -1.0)), (N4, Rows("n", (), BOOL))),
     Case(
         "masked_fill by a tensor",

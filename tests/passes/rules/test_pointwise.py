@@ -9,6 +9,9 @@ from tests.passes.rules.harness import Case, Fixed, Hyper, Rows, backward, check
 
 LONG, INT = torch.int64, torch.int32
 N, N4, M, W, H = Rows("n"), Rows("n", (4,)), Rows("m"), Fixed((4,)), Hyper()
+# Pads of an unsigned divisor may be zero.
+LARGE, DIVISOR = Rows("n", (), torch.uint8, 1, 200), Rows("n", (), torch.uint8, 1, 9)
+NEGATIVE = Fixed((1,), LONG, -3, 0)
 ACTIVATIONS = (
     F.relu, F.leaky_relu, F.elu, F.gelu, F.silu, F.softplus, F.hardtanh, F.logsigmoid, F.selu, F.celu, F.mish,
     F.hardswish,
@@ -93,6 +96,7 @@ CASES = [
     ),
     Case("lerp by a number", lambda x, y, h: torch.lerp(x, y, h), (N4, N4, H), tolerance=1e-5),
     Case("clamp by a number", lambda x, h: (x.clamp(min=h), x.clamp(max=h), x.clamp(-h, h)), (N4, H)),
+    Case("integers clamped by a number", lambda i, h: (i.clamp(max=h), i.clamp(-h, 2.5)), (Rows("n", (), LONG), H)),
     Case(
         "filled with a number",
         lambda x, h: (torch.full_like(x, h), x.masked_fill(x > 0, h), torch.where(x > 0, x, h)),
@@ -120,6 +124,42 @@ CASES = [
         batches=({"n": 9, "m": 6}, {"n": 2, "m": 2}),
     ),
     Case("hardsigmoid", backward(lambda x: F.hardsigmoid(x)), (N4,), tolerance=1e-5),
+    *[
+        Case(
+            f"{dtype} and a number that it cannot hold",
+            lambda x, h: (
+                *(x * h, x / h, x * 1e-4 * (h * 1e6), torch.lerp(x, x + 1, h), torch.addcmul(x, x, x, value=h)),
+                *(x + h, h - x, x.abs() ** h, x > h, x.clamp(max=h), torch.add(x, x, alpha=h), x % h, x // h),
+                torch.addcdiv(x, x, x.abs() + 1, value=h),
+            ),
+            (Rows("n", (4,), dtype), H),
+            tolerance=0.0,
+        )
+        for dtype in (torch.float16, torch.bfloat16)
+    ],
+    *[
+        Case(f"{name} by pads of zero", lambda i, j, f=f: f(i, j), (LARGE, DIVISOR))
+        for name, f in {
+            "floor": torch.floor_divide,
+            "remainder": torch.remainder,
+            "fmod": torch.fmod,
+            "trunc": lambda i, j: torch.div(i, j, rounding_mode="trunc"),
+            "number": lambda i, j: (7 // j, 7 % j, i // j[:1]),
+        }.items()
+    ],
+    Case(
+        "quotient by a count of zero",
+        lambda i, y: (i // y.shape[0], i % y.shape[0]),
+        (Rows("n", (), LONG), M),
+        batches=({"n": 9, "m": 6}, {"n": 0, "m": 0}),
+    ),
+    Case(
+        "integers to a power that is no count",
+        lambda i, k: i ** (k[0] - 1).item(),
+        (Rows("n", (), LONG), NEGATIVE),
+        new=True,
+    ),
+    Case("integers to a power", lambda i, k: i ** (k[0] + 5).item(), (Rows("n", (), LONG), NEGATIVE), new=True),
 ]
 
 

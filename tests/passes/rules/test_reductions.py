@@ -71,6 +71,7 @@ CASES = [
         (Fixed((4,)), N4),
         tolerance=1e-5,
     ),
+    Case("norm of a negative order over nothing", lambda x: x.norm(-1, dim=0), (N4,), status_clear=False),
 ]
 
 

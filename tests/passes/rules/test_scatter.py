@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.passes.rules.harness import Case, Fixed, Hyper, Rows, backward, check_case, swept
-from tests.passes.rules.writes import INT, LONG, M4, N4, TO_ROWS, TO_TABLE, WIDE, T, V, always, reduced
+from tests.passes.rules.writes import INT, LONG, M4, N4, NUMBERS, TO_ROWS, TO_TABLE, WIDE, T, V, always, reduced
 from zgcompile.ir.status import Failure
 
 CASES = [
@@ -86,6 +86,27 @@ CASES = [
     Case("scatter with add", lambda t, i, x: t.scatter(0, i, x, reduce="add"), (V, TO_TABLE, Rows("n"))),
     Case("embedding backward", backward(lambda t, i: torch.nn.functional.embedding(i, t)), (T, TO_TABLE)),
     Case("index_reduce", lambda t, i, x: t.index_reduce(0, i, x, "amax"), (T, TO_TABLE, N4)),
+    Case(
+        "index_reduce of another number",
+        lambda t, i, x: t.index_reduce(0, i, x, "amax"),
+        (T, TO_TABLE, M4),
+        batches=NUMBERS,
+    ),
+    Case(
+        "index_reduce of rows of another length",
+        lambda i, x, y: torch.zeros(7, x.shape[0]).index_reduce(0, i, y.expand(3, -1), "amax"),
+        (Fixed((3,), LONG, 0, 7), Rows("n"), Rows("m")),
+        batches=NUMBERS,
+    ),
+    *[
+        Case(
+            f"{name} of rows of another length",
+            lambda i, x, y, name=name: getattr(torch.zeros(7, x.shape[0]), name)(0, i, y.expand(3, -1)),
+            (Fixed((3,), LONG, 0, 7), Rows("n"), Rows("m")),
+            batches=NUMBERS,
+        )
+        for name in ("index_add", "index_copy")
+    ],
     Case("one_hot", lambda i: torch.nn.functional.one_hot(i, 7), (TO_TABLE,)),
     Case("hyper fill", lambda t, i, h: t.index_fill(0, i, 1.0) * h, (T, TO_TABLE, Hyper())),
     Case("scatter of a value with add", lambda t, i: t.scatter(0, i, 1.5, reduce="add"), (V, TO_TABLE)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.passes.rules.harness import Case, Fixed, Rows, backward, check_case, swept
-from tests.passes.rules.writes import N4, WIDE, sliced
+from tests.passes.rules.writes import N4, NUMBERS, WIDE, sliced
 
 LONG, INT, BOOL = torch.int64, torch.int32, torch.bool
 X, T = Rows("m", (4,)), Fixed((7, 4))
@@ -99,6 +99,31 @@ CASES = [
         "write a range of items",
         lambda t, a, b: sliced(slice(a.item(), b.item()))(t, 3.0),
         (T, Fixed((), LONG, 1, 2), Fixed((), LONG, 5, 6)),
+    ),
+    Case(
+        "column of another length",
+        lambda x, y: sliced((slice(None), 0))(x, y),
+        (Rows("n", (4,)), Rows("m")),
+        batches=NUMBERS,
+        new=True,
+    ),
+    Case(
+        "select_scatter of another length",
+        lambda x, y: torch.select_scatter(x, y, 1, 0),
+        (Rows("n", (4,)), Rows("m")),
+        batches=NUMBERS,
+    ),
+    Case(
+        "slice_scatter of another length",
+        lambda x, y: torch.slice_scatter(x, y[:, None], 1, 0, 1),
+        (Rows("n", (4,)), Rows("m")),
+        batches=NUMBERS,
+    ),
+    Case(
+        "static slice of another length",
+        lambda t, y: torch.slice_scatter(t, y, 0, 1, 7),
+        (Fixed((9, 4)), Rows("m", (4,))),
+        batches=NUMBERS,
     ),
 ]
 

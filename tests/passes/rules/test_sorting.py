@@ -11,7 +11,28 @@ LONG, INT = torch.int64, torch.int32
 N, N4, M = Rows("n"), Rows("n", (4,)), Rows("m")
 TIES = Rows("n", (), LONG, -2, 3)
 
+
+def tied(fill, dtype, largest=True):
+    """Whether the places that topk gives for equal values are two of the valid ones."""
+
+    def run(x):
+        place = torch.full_like(x, fill, dtype=dtype).topk(2, largest=largest).indices
+        return (place < x.shape[0]).all(), place[0] != place[1]
+
+    return run
+
+
+TIED = (
+    (-torch.inf, torch.float32, True),
+    (torch.nan, torch.float32, False),
+    (-(2**63), LONG, True),
+    (2**63 - 1, LONG, False),
+    (0, torch.uint8, True),
+)
+
+
 CASES = [
+    *[Case(f"topk of {fill} alone", tied(fill, *kind), (Rows("n"),)) for fill, *kind in TIED],
     Case("sort", backward(lambda x: x.sort(0)), (N4,)),
     Case("sort of columns", lambda x: x.sort(1), (N4,)),
     Case("sort descending", lambda x: x.sort(0, descending=True), (N4,)),
@@ -43,6 +64,11 @@ CASES = [
     Case("topk of columns", lambda x: x.topk(3, 1), (N4,)),
     Case("topk of infinite values", lambda x: torch.where(x > 0, -torch.inf, x).topk(2).values, (N,)),
     Case("topk of too few", lambda x: x.topk(8), (N,), fails=lambda c: Failure.USER_ERROR if c["n"] < 8 else None),
+    Case(
+        "topk of masked scores in rows",
+        lambda x, y: x.new_full((x.shape[0], y.shape[0]), -torch.inf).topk(2, 1).indices < y.shape[0],
+        (N, M),
+    ),
     Case("searchsorted in rows", lambda s, v: torch.searchsorted(s.sort().values, v), (N, M)),
     Case(
         "searchsorted from the right",

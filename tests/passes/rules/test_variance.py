@@ -19,6 +19,12 @@ CASES = [
     Case("std of columns", lambda x: x.std(1), (N4,), tolerance=1e-5),
     Case("var_mean", lambda x: torch.var_mean(x, 0), (N4,), tolerance=1e-5),
     Case("std_mean", lambda x: torch.std_mean(x, 0, keepdim=True), (N4,), tolerance=1e-5),
+    Case(
+        "spread of infinity",
+        lambda x: ((x / x.round().abs()).var(0), (x / x.round().abs()).std(0, correction=0)),
+        (N4,),
+        tolerance=1e-5,
+    ),
     Case("var of bfloat16", lambda x: x.var(0), (Rows("n", (4,), torch.bfloat16),), tolerance=5e-2),
 ]
 

@@ -40,6 +40,8 @@ CASES = [
     Case("view of a slice", lambda x: x[1:].reshape(-1), (N4,)),
     Case("scatter table of pairs", lambda x, i: x.view(-1)[i], (N4, Rows("m", (), LONG, 0, 4))),
     Case("fixed rows", lambda t, x: t.view(4, 7).sum() + x.sum(), (Fixed((7, 4)), N)),
+    Case("rows flattened to what is left", lambda x: x.reshape(x.shape[0], -1), (Rows("n", (4, 2)),)),
+    Case("what is left by rows", lambda x: x.view(-1, 1, x.shape[0]), (Rows("n", (4,)),)),
 ]
 
 

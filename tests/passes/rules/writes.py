@@ -10,6 +10,8 @@ LONG, INT, BOOL = torch.int64, torch.int32, torch.bool
 N4, M4, T, V = Rows("n", (4,)), Rows("m", (4,)), Fixed((7, 4)), Fixed((7,))
 TO_TABLE, TO_ROWS = Rows("n", (), LONG, 0, 7), Rows("n", (), LONG, 0, "m")
 WIDE = {"batches": ({"n": 9, "m": 6}, {"n": 8, "m": 2}, {"n": 2, "m": 5})}
+# Two sizes that eager wants equal: they are, one is 1 (eager may broadcast), and neither.
+NUMBERS = ({"n": 6, "m": 6}, {"n": 9, "m": 1}, {"n": 9, "m": 4}, {"n": 2, "m": 2})
 
 
 def always(failure):
