@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import zgcompile
+from zgcompile.backend import checked_indices, exact
 from zgcompile.errors import StepError
 
 ROWS = 50
@@ -35,6 +39,38 @@ class Trainer:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_wrong_id_in_any_call(device):
+    every_call(device)
+
+
+def test_nothing_wrong_reaches_a_kernel(monkeypatch):
+    """On the CPU, with what a GPU does in place of an exception: the kernel asserts, and nothing more can be run."""
+    for module in (checked_indices, exact):
+        monkeypatch.setattr(module, "faults", lambda device: True)
+    with AssertingKernels() as kernels:
+        every_call("cpu")
+    assert kernels.met > 50 and not kernels.dead
+
+
+class AssertingKernels(TorchDispatchMode):
+    """Under every other mode, as kernels are."""
+
+    def __init__(self):
+        super().__init__()
+        self.met, self.dead = 0, ""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert not self.dead, f"the device is gone since {self.dead}"
+        real = not any(isinstance(t, FakeTensor) for t in tree_leaves((args, kwargs)))
+        if real and checked_indices._functional(func) in checked_indices.CHECKED:
+            self.met += 1
+            wrong = checked_indices.CHECKED[checked_indices._functional(func)](*args, **(kwargs or {}))
+            if any(w.any() for w in wrong):
+                self.dead = str(func)
+                raise AssertionError(f"device-side assert in {func}")
+        return func(*args, **(kwargs or {}))
+
+
+def every_call(device):
     def seeds(*ids):
         return torch.tensor(ids, device=device)
 

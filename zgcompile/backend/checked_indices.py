@@ -7,6 +7,7 @@ host read for each indexing op.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -63,6 +64,16 @@ class CheckedIndices(TorchDispatchMode):
         if functional in CHECKED:
             refuse_out_of_range(functional, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def faults(device: torch.device) -> bool:
+    """Whether a wrong index is an assertion in a kernel there, and not an exception."""
+    return device.type == "cuda"
+
+
+def checked(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """`CheckedIndices` where it is needed: around the user's own function."""
+    return CheckedIndices() if faults(device) else contextlib.nullcontext()
 
 
 @cache

@@ -28,7 +28,7 @@ from zgcompile.pipeline import names_of_sizes, size_symbols
 DRY_SEED = 0x5EED  # fixed, so that the same step gets the same capacities
 FEWEST = 64  # batches
 ASKED = (2048, 4.0)  # batches and seconds of this thread where a probability was asked for
-DEFAULT = (256, 2.0)  # where it was not
+DEFAULT = (256, 4.0)  # where it was not: enough for a slow host, as fewer batches are other capacities and no cache hit
 PROBABILITIES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
 # A re-run at exact sizes, in replays: eager took 8 to 10 times the replay on a large GPU; the failed replay is lost
 # too.

@@ -3,14 +3,13 @@ status."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map, tree_unflatten
 
-from zgcompile.backend.checked_indices import CheckedIndices
+from zgcompile.backend.checked_indices import checked
 from zgcompile.backend.cuda_graph import CudaGraphReplay
 from zgcompile.backend.deferred import DeferredNumber
 from zgcompile.backend.exact import ConditionFailed, ExactRun, run_exact
@@ -106,8 +105,7 @@ class Specialisation:
         undo = undo_around(self, call.leaves)
         try:
             device = self.captured.device
-            checked = CheckedIndices() if device.type == "cuda" else contextlib.nullcontext()
-            with checked, KeyedDraws(torch.tensor(call.key, dtype=torch.int64, device=device)):
+            with checked(device), KeyedDraws(torch.tensor(call.key, dtype=torch.int64, device=device)):
                 result = self.fn(*call.args, **call.kwargs)
         except BaseException as error:
             undo.restore()

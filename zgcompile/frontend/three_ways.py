@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
+from zgcompile.backend.checked_indices import checked
 from zgcompile.backend.deferred import DeferredNumber
 from zgcompile.backend.exact import ConditionFailed
 from zgcompile.errors import CaptureRefused, StepError, VerificationFailed
@@ -101,7 +102,8 @@ class ThreeWays:
 
     def run_function(self) -> Any:
         try:
-            with KeyedDraws(torch.tensor(self.call.key, dtype=torch.int64, device=self.device)):
+            key = torch.tensor(self.call.key, dtype=torch.int64, device=self.device)
+            with checked(self.device), KeyedDraws(key):
                 return self.subject.fn(*self.call.args, **self.call.kwargs)
         finally:
             find(self.subject.captured.flags)
