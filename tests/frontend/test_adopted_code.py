@@ -87,7 +87,7 @@ def test_a_library_is_not_adopted(fn):
     assert source._adopted == set()
 
 
-def test_python_c():
+def test_python_c(tmp_path):
     program = SOURCE + (
         "import zgcompile\n"
         "fn = zgcompile.compile(step, warmup=1)\n"
@@ -95,4 +95,4 @@ def test_python_c():
         "scale = 100.0\n"
         "assert float(fn(torch.ones(4))) == 400\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300, cwd=tmp_path)  # not the source tree

@@ -86,8 +86,8 @@ assert float(fn(torch.ones(4))) == 800
 """
 
 
-def test_a_class_without_functions_in_python_c():
-    subprocess.run([sys.executable, "-c", NOTEBOOK], check=True, timeout=300)
+def test_a_class_without_functions_in_python_c(tmp_path):
+    subprocess.run([sys.executable, "-c", NOTEBOOK], check=True, timeout=300, cwd=tmp_path)  # not the source tree
 
 
 def test_a_class_without_functions_in_exec():
