@@ -173,3 +173,8 @@ def test_checks_come_in_front_of_the_op(monkeypatch):
 def test_limits_are_what_the_static_sizes_allow():
     graph, ids, behind = fx_graph()
     assert direct_limits(graph) == {ids: 4, behind: 5}
+
+
+def test_what_is_no_aten_op_passes():
+    """A higher-order op is dispatched as it is."""
+    assert CheckedIndices().__torch_dispatch__(lambda x: x + 1, (), (2,)) == 3

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import Graph, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -39,7 +40,8 @@ def _check_of(*ops: str) -> Callable[[Wrong], Wrong]:
 
 
 def insert_checks(graph: Graph) -> None:
-    """In front of each op that reads or writes by index, a call that raises IndexError where it would fail."""
+    """In front of each op that reads or writes by index, a call that raises IndexError where it would fail: for what
+    runs many times, as a mode makes every op of it slower (1.6 ms in place of 1.1 for a dry run on a CPU)."""
     for node in list(graph.nodes):
         if node.target in CHECKED:
             with graph.inserting_before(node):
@@ -72,13 +74,15 @@ def faults(device: torch.device) -> bool:
 
 
 def checked(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """`CheckedIndices` where it is needed: around the user's own function."""
+    """`CheckedIndices` where it is needed."""
     return CheckedIndices() if faults(device) else contextlib.nullcontext()
 
 
 @cache
 def _functional(op: Any) -> Any:
     """The op whose arguments `op` has: without the underscore, where it works in place."""
+    if not isinstance(op, OpOverload):
+        return op
     name = str(op.overloadpacket.__name__)
     name = {"_index_put_impl_": "index_put", "_unsafe_index": "index"}.get(name, name).removesuffix("_")
     packet = getattr(aten, name, None) if op.namespace == "aten" else None

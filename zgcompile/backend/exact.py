@@ -11,7 +11,7 @@ import torch
 from torch.fx import Interpreter, Node
 from torch.utils._pytree import key_get
 
-from zgcompile.backend.checked_indices import CHECKED, faults, refuse_out_of_range
+from zgcompile.backend.checked_indices import checked
 from zgcompile.ir.demands import LINALG_ERRORS, is_demand, message_of
 from zgcompile.ir.program import StepProgram
 from zgcompile.ir.sizes import evaluate
@@ -34,9 +34,9 @@ class ExactRun:
 
 
 class _Exact(Interpreter):
-    def __init__(self, program: StepProgram, asks: bool) -> None:
+    def __init__(self, program: StepProgram) -> None:
         super().__init__(program.fx_graph)
-        self.program, self.asks = program, asks
+        self.program = program
         self.counts: dict[sympy.Symbol, int] = {}
         self.ids: dict[str, tuple[int, int]] = {}
 
@@ -48,9 +48,6 @@ class _Exact(Interpreter):
     def run_node(self, n: Node) -> Any:
         if is_demand(n):
             return self.ask(n)
-        if self.asks and n.target in CHECKED:
-            args, kwargs = self.fetch_args_kwargs_from_env(n)
-            refuse_out_of_range(n.target, *args, **kwargs)
         if n.target in UNIQUE:
             ids = self.env[n.args[0]]  # type: ignore[index]
             if ids.numel() and not ids.dtype.is_floating_point and ids.dtype != torch.bool:
@@ -79,8 +76,8 @@ def run_exact(program: StepProgram, inputs: Sequence[Any]) -> ExactRun:
     Raises:
         ConditionFailed, or what an op raises: the trace does not hold for this batch; nothing was written.
     """
-    interpreter = _Exact(program, asks=faults(inputs[0].device))
-    with torch.no_grad():
+    interpreter = _Exact(program)
+    with torch.no_grad(), checked(inputs[0].device):
         outputs = interpreter.run(*inputs, enable_io_processing=False)
     for condition in program.conditions:
         if bool(evaluate(condition.expr, interpreter.count, {})) != condition.value:
