@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -399,3 +400,15 @@ def test_a_compiled_step_inside_a_step():
 
     direct = zgcompile.compile(lambda x: inner.fn(x) * 2, warmup=1)
     assert [float(direct(torch.ones(n))) for n in (4, 4, 3)] == [8, 8, 6]
+
+
+def test_a_tensor_made_of_numpy_data_in_the_step():
+    values = np.arange(6.0)
+
+    def step(x):
+        return (x * torch.from_numpy(values)[:1]).sum()  # HERE
+
+    with pytest.raises(CaptureRefused, match="makes a tensor anew") as raised:
+        zgcompile.compile(step, warmup=1)(torch.ones(4))
+    assert raised.value.where is not None
+    assert "# HERE" in raised.value.where.text

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from zgcompile.errors import CaptureRefused
+from zgcompile.errors import CaptureRefused, SourceLine
 from zgcompile.frontend.symbolic_functions import REPLACED
 from zgcompile.ir.sizes import SYMBOLIC
 from zgcompile.ir.source import current_user_line, is_user_file
@@ -30,14 +30,12 @@ class LiftMode(TorchFunctionMode):
     is ever written to a real tensor. `p.grad` of a lifted leaf lives on its twin.
     """
 
-    def __init__(
-        self, fake_mode: FakeTensorMode, twins: dict[int, FakeTensor] | None = None, *, closed: bool = False
-    ) -> None:
+    def __init__(self, fake_mode: FakeTensorMode, twins: dict[int, FakeTensor] | None = None) -> None:
         super().__init__()
         self.fake_mode = fake_mode
         self.twins: dict[int, FakeTensor] = {} if twins is None else twins
         self.order: list[torch.Tensor] = []
-        self.closed = closed
+        self.first_met: SourceLine | None = None  # where the first of `order` was
         self.entering: dict[int, torch.Tensor | None] = {}  # id(twin) -> its gradient when the step began
         self.looked_at: set[int] = set()  # id(twin) of those whose entering gradient something but zero_grad asked for
 
@@ -46,6 +44,8 @@ class LiftMode(TorchFunctionMode):
         if twin is None:
             twin = fake_twin(self.fake_mode, tensor)
             self.twins[id(tensor)] = twin
+            if not self.order:
+                self.first_met = current_user_line()
             self.order.append(tensor)
             if tensor.is_leaf and tensor.grad is not None:
                 twin.grad = self.lift(tensor.grad)

@@ -159,7 +159,7 @@ class ThreeWays:
                 advice="report this: a write is not gated",
             )
         if worst.failure is Failure.USER_ERROR:
-            raise StepError(worst.what, where=worst.where)
+            raise StepError.of_batch(worst.what, worst.where)
         return FALLBACKS[worst.failure]
 
 

@@ -67,7 +67,7 @@ def trace(request: TraceRequest) -> Traced:
     """Trace `request.run` once. The caller restores the Python state afterwards."""
     shape_env = EnvelopeShapeEnv()
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shape_env)
-    lift = LiftMode(fake_mode, closed=True)
+    lift = LiftMode(fake_mode)
     lifted: list[LiftedInput] = []
     twins: list[FakeTensor] = []
     created = {(id(c.parameter), c.key): c for c in request.found.created}
@@ -161,6 +161,7 @@ def trace(request: TraceRequest) -> Traced:
     if result["unlifted"]:
         raise CaptureRefused(
             "the step makes a tensor anew in each run, of data that is no tensor (torch.from_numpy, np.asarray)",
+            where=lift.first_met,
             advice="make the tensor once, outside the step, and close over it",
         )
     return Traced(
