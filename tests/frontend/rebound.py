@@ -11,6 +11,14 @@ BATCH = torch.arange(9)
 FEATURES = torch.linspace(-1, 2, 54).reshape(9, 6)
 
 
+class Cases(dict):
+    """Name -> what builds a case: `@case` on each, where `case = Cases()`."""
+
+    def __call__(self, build):
+        self[build.__name__] = build
+        return build
+
+
 class Box:
     def __init__(self, k=1.0):
         self.k = k

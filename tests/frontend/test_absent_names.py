@@ -9,14 +9,9 @@ import torch
 from torch import nn
 
 import zgcompile
-from tests.frontend.rebound import BATCH, FEATURES, Box, act_on, assert_case
+from tests.frontend.rebound import BATCH, FEATURES, Box, Cases, act_on, assert_case
 
-CASES = {}
-
-
-def case(build):
-    CASES[build.__name__] = build
-    return build
+case = Cases()
 
 
 def set_global(name, value):
@@ -133,9 +128,9 @@ def builtin_that_a_global_hides():
     return act_on(lambda: set_global("max", min), lambda x: x * max(1.0, 0.5), lambda: globals().pop("max", None))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", case)
 def test_a_change_between_calls_is_another_capture(name):
-    assert_case(*CASES[name]())
+    assert_case(*case[name]())
 
 
 class Quiet(nn.Module):

@@ -187,26 +187,35 @@ def test_an_index_table_that_grows_its_values_in_place(new_world, compare, batch
     compare(build, batches_of(*[12] * 9), between)
 
 
+def scheduled_losses(compiled, opt, loss_of, between, calls):
+    """The losses of a training step on five seeds, `between(i)` behind call i; and the step that was called."""
+
+    def step(seeds):
+        loss = loss_of(seeds)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        return loss.detach()
+
+    fn, losses = zgcompile.compile(step, warmup=1) if compiled else step, []
+    for i in range(calls):
+        losses.append(float(fn(torch.arange(5))))
+        between(i)
+    return losses, fn
+
+
 def test_load_state_dict_behind_a_scheduler_is_no_new_trace():
     def train(compiled):
         weight = torch.nn.Parameter(torch.ones(50, 3))
         opt = torch.optim.AdamW([weight], lr=0.01)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 50)
 
-        def step(seeds):
-            loss = weight[seeds].pow(2).sum()
-            opt.zero_grad()
-            loss.backward()
-            opt.step()
-            return loss.detach()
-
-        fn, losses = zgcompile.compile(step, warmup=1) if compiled else step, []
-        for i in range(12):
-            losses.append(float(fn(torch.arange(5))))
+        def between(i):
             scheduler.step()
             if i == 6:
                 opt.load_state_dict(copy.deepcopy(opt.state_dict()))
-        return losses, fn
+
+        return scheduled_losses(compiled, opt, lambda seeds: weight[seeds].pow(2).sum(), between, calls=12)
 
     losses, compiled = train(True)
     assert losses == pytest.approx(train(False)[0], rel=1e-6)
@@ -223,23 +232,18 @@ def test_a_group_that_the_step_holds_is_no_longer_the_optimizers(scheduled, list
         held = opt.param_groups if listed else opt.param_groups[0]
         scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9) if scheduled else None
 
-        def step(seeds):
-            loss = weight[seeds].pow(2).sum() * (held[0] if listed else held)["lr"]
-            opt.zero_grad()
-            loss.backward()
-            opt.step()
-            return loss.detach()
-
-        fn, losses = zgcompile.compile(step, warmup=1) if compiled else step, []
-        for i in range(8):
-            losses.append(float(fn(torch.arange(5))))
+        def between(i):
             if scheduler is not None:
                 scheduler.step()
             if i == 3:
                 state = copy.deepcopy(opt.state_dict())
                 state["param_groups"][0]["lr"] = 1.0
                 opt.load_state_dict(state)
-        return losses
+
+        def loss_of(seeds):
+            return weight[seeds].pow(2).sum() * (held[0] if listed else held)["lr"]
+
+        return scheduled_losses(compiled, opt, loss_of, between, calls=8)[0]
 
     assert train(True) == pytest.approx(train(False), rel=1e-6)
 

@@ -11,18 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from tests.frontend.rebound import FEATURES, Box, act_on, assert_case
+from tests.frontend.rebound import FEATURES, Box, Cases, act_on, assert_case
 from zgcompile.frontend.python_state import PythonSnapshot
 
 ACT, KIND, LIBRARY = torch.relu, None, None
 FACTOR = 1.0
 
-CASES = {}
-
-
-def case(build):
-    CASES[build.__name__] = build
-    return build
+case = Cases()
 
 
 def set_global(name, value):
@@ -126,7 +121,7 @@ def within_a_class(member, change, read):
     return act_on(lambda: change(Holder.member), lambda x: read(Holder, x))
 
 
-CASES |= {
+case |= {
     "object_in_a_class": lambda: within_a_class(Box(), lambda m: setattr(m, "k", 2.0), lambda c, x: x * c.member.k),
     "namespace_in_a_class": lambda: within_a_class(
         SimpleNamespace(k=1.0), lambda m: setattr(m, "k", 2.0), lambda c, x: x * c.member.k
@@ -189,7 +184,7 @@ def method_reads(read):
     return act_on(lambda: setattr(owner, "k", 2.0), lambda x: read(owner, x))
 
 
-CASES |= {
+case |= {
     "partialmethod_reads": lambda: method_reads(lambda m, x: m.once(x)),
     "singledispatchmethod_reads": lambda: method_reads(lambda m, x: m.dispatched(x)),
     "call_reads": lambda: method_reads(lambda m, x: m(x)),
@@ -292,9 +287,9 @@ def code_of_a_function():
     return act_on(lambda: setattr(helper, "__code__", other.__code__), lambda x: helper(x))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", case)
 def test_a_change_between_calls_is_another_capture(name):
-    assert_case(*CASES[name]())
+    assert_case(*case[name]())
 
 
 def test_what_a_dispatched_function_reads(monkeypatch):
